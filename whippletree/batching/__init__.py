@@ -1,0 +1,1 @@
+"""Advantages, loss weights and packing plans: pure functions on arrays and metadata."""

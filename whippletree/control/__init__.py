@@ -1,0 +1,1 @@
+"""Rollout life cycle: controller, pool hosts, process supervision."""

@@ -1,0 +1,1 @@
+"""Inference engines behind one token-level protocol (whippletree.protocols.Engine)."""

@@ -1,0 +1,98 @@
+"""The exception tree. Each message names the cause and the next step.
+
+    WhippletreeError
+    ├── ConfigurationError      a setting is wrong; names file and key
+    ├── TaskError               a task directory cannot be used; names file and key
+    ├── StoreError              a record cannot be written or read
+    │   ├── ConflictError       an illegal state transition; the state did not change
+    │   └── FencedError         a report of an attempt that is no longer the current one
+    ├── EngineError             an engine failed or answered nonsense
+    │   ├── EngineUnavailable   no answer now; a retry may help
+    │   ├── ContextOverflow     the prompt does not fit the model's context
+    │   └── WeightMismatch      after a weight sync the engine's logprobs are not the learner's
+    ├── RequestError            a harness's request cannot be served; carries an HTTP status
+    ├── SandboxError            a sandbox cannot be started, entered or stopped
+    ├── HarnessError            a harness cannot be launched or broke its contract
+    ├── VerifierError           a verifier gave no usable reward
+    ├── AlignmentError          ids, logprobs or masks of a call do not line up; names the call
+    └── NonFiniteError          NaN or inf would reach the optimiser; names the rows
+"""
+
+from __future__ import annotations
+
+
+class WhippletreeError(Exception):
+    """Base of all errors of this package.
+
+    `cause` says what is wrong, `next_step` what to do about it; the text of the exception is both.
+    """
+
+    def __init__(self, cause: str, next_step: str = "") -> None:
+        super().__init__(f"{cause} ({next_step})" if next_step else cause)
+        self.cause = cause
+        self.next_step = next_step
+
+
+class ConfigurationError(WhippletreeError):
+    """A setting is wrong; the message names file and key."""
+
+
+class TaskError(WhippletreeError):
+    """A task directory cannot be used; the message names file and key."""
+
+
+class StoreError(WhippletreeError):
+    """A record cannot be written or read."""
+
+
+class ConflictError(StoreError):
+    """An illegal state transition; the state did not change."""
+
+
+class FencedError(StoreError):
+    """A report of an attempt that is no longer the current one; nothing changed."""
+
+
+class EngineError(WhippletreeError):
+    """An engine failed or answered nonsense."""
+
+
+class EngineUnavailable(EngineError):
+    """An engine does not answer now; a retry may help."""
+
+
+class ContextOverflow(EngineError):
+    """The prompt does not fit the model's context."""
+
+
+class WeightMismatch(EngineError):
+    """After a weight sync the engine's logprobs of a known prompt are not the learner's; the run must stop."""
+
+
+class RequestError(WhippletreeError):
+    """A harness's request cannot be served. `status` is the HTTP status that its dialect's error carries."""
+
+    def __init__(self, cause: str, next_step: str = "", *, status: int = 400, code: str = "invalid_request_error") -> None:
+        super().__init__(cause, next_step)
+        self.status = status
+        self.code = code
+
+
+class SandboxError(WhippletreeError):
+    """A sandbox cannot be started, entered or stopped."""
+
+
+class HarnessError(WhippletreeError):
+    """A harness cannot be launched or broke its contract."""
+
+
+class VerifierError(WhippletreeError):
+    """A verifier gave no usable reward."""
+
+
+class AlignmentError(WhippletreeError):
+    """Ids, logprobs or masks of a call do not line up; the message names the call."""
+
+
+class NonFiniteError(WhippletreeError):
+    """NaN or inf would reach the optimiser; the message names the rows."""

@@ -1,0 +1,1 @@
+"""The model boundary: dialects, keys, admission, recording."""

@@ -1,0 +1,1 @@
+"""Pure converters between a dialect and the internal form."""

@@ -1,0 +1,1 @@
+"""Adapters of unmodified agents, one file each."""

@@ -1,0 +1,1 @@
+"""Model, loss, optimiser step, checkpoints, weight publishing."""

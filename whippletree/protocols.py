@@ -1,0 +1,425 @@
+"""The extension points. A user can write any of these in one file and name it from the configuration as "module:name".
+
+| protocol | what a user writes one for | where it is named |
+|---|---|---|
+| Engine | another inference server | [engine] |
+| Renderer | another chat format | [rendering] |
+| Store, PayloadStore | another database | [store] |
+| Sandbox | another machine for an attempt | [sandbox] |
+| Harness | another agent | [[sources]] |
+| Verifier | another way to judge | task.toml |
+
+Invariants (tests/test_protocols.py): every shipped implementation satisfies its protocol at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from whippletree.types import (
+    Attempt,
+    Call,
+    CallPayload,
+    EngineReport,
+    EngineStatus,
+    Event,
+    GenerateRequest,
+    Message,
+    ParsedMessage,
+    PayloadKey,
+    Rollout,
+    RolloutSpec,
+    RolloutState,
+    StepRecord,
+    Struct,
+    TokenChunk,
+    ToolSpec,
+    WeightUpdate,
+)
+
+# --- engines ---------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A token-level inference engine: ids in, ids and logprobs out.
+
+    Raises EngineUnavailable where a retry may help, ContextOverflow where the prompt does not fit, EngineError otherwise.
+    """
+
+    name: str
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Sample one turn. Closing the iterator early aborts the request in the engine."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its last chunk then has finish_reason "abort". Unknown ids are ignored."""
+        ...
+
+    async def pause(self) -> None:
+        """Stop computing. Running requests are frozen, not lost; new ones wait."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on computing."""
+        ...
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Swap the weights in place and drop every cache made with the old ones. Safe only while paused or idle."""
+        ...
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Logprobs of token_ids[1:] at temperature 1, each under its prefix (length len(token_ids) - 1)."""
+        ...
+
+    async def status(self) -> EngineStatus:
+        """What the engine says of itself."""
+        ...
+
+    async def probe(self) -> EngineReport:
+        """Grade the engine by measurement."""
+        ...
+
+    async def close(self) -> None:
+        """Close connections; the engine itself lives on if it is another process."""
+        ...
+
+
+# --- rendering -------------------------------------------------------------------------------------------------------
+
+
+class StreamDelta(Struct):
+    """What newly sampled tokens add to the reply. `tool_index` is -1 unless this is a piece of a tool call.
+
+    Example: StreamDelta(content="hel")  or  StreamDelta(tool_index=0, tool_name="bash", tool_id="call_1")
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_index: int = -1
+    tool_id: str = ""
+    tool_name: str = ""
+    arguments: str = ""
+
+
+class StreamParser(Protocol):
+    """Incremental parse of one sampled turn. Joined deltas equal what `finish` returns, for any split of the ids."""
+
+    def feed(self, token_ids: Sequence[int]) -> list[StreamDelta]:
+        """Deltas that these further ids settle; text that may still turn into a mark is held back."""
+        ...
+
+    def finish(self, finish_reason: str) -> tuple[list[StreamDelta], ParsedMessage]:
+        """The rest, and the whole turn. `finish_reason` is the engine's ("stop", "length", "abort")."""
+        ...
+
+
+@runtime_checkable
+class Renderer(Protocol):
+    """messages ⇄ tokens for one model family."""
+
+    stop_token_ids: list[int]
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """Prompt ids with the generation prompt at the end. Raises RequestError when the template refuses the messages."""
+        ...
+
+    def bridge(self, recorded: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+        """Prompt ids that start with the recorded ids (a call's prompt + sampled ids) and whose text is what `render` gives;
+        None when re-rendering would give another text (then the prefix is broken and `render` is used)."""
+        ...
+
+    def parser(self, tools: Sequence[ToolSpec]) -> StreamParser:
+        """A fresh parser for one sampled turn."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens included."""
+        ...
+
+
+# --- store -----------------------------------------------------------------------------------------------------------
+
+
+class PayloadStore(Protocol):
+    """Token-sized data, written once and released once trained."""
+
+    def put(self, payloads: Sequence[CallPayload]) -> list[PayloadKey]:
+        """Append and make durable (fsync) before returning."""
+        ...
+
+    def get(self, key: PayloadKey) -> CallPayload:
+        """Raises StoreError when the payload is gone or damaged (checksum)."""
+        ...
+
+
+class AttemptOutcome(Struct):
+    """How an attempt ended: exactly one of `result` with a reward, or `cause`. `requeue`: try the rollout again.
+
+    Example: AttemptOutcome(result=VerifierResult(reward=1.0), exit_status="Submitted", phases=(...))
+    """
+
+    attempt: Attempt
+    requeue: bool = False
+
+
+@runtime_checkable
+class Store(Protocol):
+    """The durable record. Each write returns a Future that is resolved once the write is durable (group commit); each read
+    sees every write whose Future was resolved. Safe from any thread; several processes may open one store."""
+
+    def create_rollouts(self, specs: Sequence[RolloutSpec]) -> Future[None]:
+        """Idempotent by rollout_id. Raises ConflictError if the id exists with another spec."""
+        ...
+
+    def rollout(self, rollout_id: str) -> Rollout:
+        """Raises StoreError when unknown."""
+        ...
+
+    def rollouts(
+        self,
+        *,
+        states: Iterable[RolloutState] = (),
+        purpose: str = "",
+        group_id: str = "",
+        step: int | None = None,
+        updated_after: float = 0.0,
+        limit: int = 0,
+    ) -> list[Rollout]:
+        """Rollouts that match every given filter, oldest first."""
+        ...
+
+    def claim(self, worker: str, limit: int) -> Future[list[Attempt]]:
+        """Move up to `limit` queuing rollouts (eval before train, then oldest first) to running, each with a new attempt."""
+        ...
+
+    def release_worker(self, worker_prefix: str) -> Future[list[Attempt]]:
+        """Put every running rollout of these workers back to queuing: their attempts are sealed and can no longer report."""
+        ...
+
+    def seal(self, rollout_id: str, attempt: int) -> Future[bool]:
+        """No further call of this attempt is accepted. False if that attempt is not the current one."""
+        ...
+
+    def finish(self, outcome: AttemptOutcome) -> Future[bool]:
+        """Close an attempt: succeeded with a reward, failed with a cause, or back to queuing. False if it was fenced off."""
+        ...
+
+    def attempts(self, rollout_id: str) -> list[Attempt]:
+        """All attempts, oldest first."""
+        ...
+
+    def append_events(self, events: Sequence[Event]) -> Future[None]:
+        """Idempotent by event_id."""
+        ...
+
+    def events(self, rollout_id: str) -> list[Event]:
+        """Events of one rollout, oldest first."""
+        ...
+
+    def record_call(self, call: Call, payload: CallPayload) -> Future[Call]:
+        """Durable when resolved; the returned call carries its payload key. Raises FencedError if the attempt is sealed."""
+        ...
+
+    def mark_delivered(self, call_id: str) -> Future[None]:
+        """The harness has the whole reply."""
+        ...
+
+    def calls(self, rollout_id: str, attempt: int) -> list[Call]:
+        """Calls of one attempt by index."""
+        ...
+
+    def payload(self, call: Call) -> CallPayload:
+        """Raises StoreError when it was released."""
+        ...
+
+    def plan_step(self, record: StepRecord) -> Future[None]:
+        """Assign rollouts to an update. Raises ConflictError when one of them already belongs to another step."""
+        ...
+
+    def commit_step(self, step: int, checkpoint: str) -> Future[None]:
+        """The update's checkpoint is on disk."""
+        ...
+
+    def steps(self) -> list[StepRecord]:
+        """All steps in order."""
+        ...
+
+    def close(self) -> None:
+        """Flush and close."""
+        ...
+
+
+# --- sandboxes -------------------------------------------------------------------------------------------------------
+
+
+class Limits(Struct):
+    """Limits of one sandbox. 0 means none.
+
+    Example: Limits(memory_mb=512, processes=64, open_files=1024, file_mb=64)
+    """
+
+    memory_mb: int = 512
+    processes: int = 64
+    open_files: int = 1024
+    file_mb: int = 64
+
+
+class SandboxSpec(Struct):
+    """What a sandbox is made of. `files` are copied in ((host path, path inside)), `read_only` are bound ((host, inside)).
+    `gateway_port` on 127.0.0.1 inside leads to the gateway and is the only way out; 0 means no network at all.
+
+    Example: SandboxSpec(sandbox_id="s0-1", workdir="/app", files=(("/tasks/t/environment/data", "/app"),))
+    """
+
+    sandbox_id: str
+    workdir: str = "/app"
+    files: tuple[tuple[str, str], ...] = ()
+    read_only: tuple[tuple[str, str], ...] = ()
+    environment: dict[str, str] = {}
+    limits: Limits = Limits()
+    gateway_port: int = 8000
+
+
+class SandboxHandle(Struct):
+    """Enough to enter a running sandbox from another process on this machine (`sandboxes.attach`).
+
+    Example: SandboxHandle(backend="bubblewrap", sandbox_id="s0-1", pid=4711, root="/run/wt/s0-1", workdir="/app")
+    """
+
+    backend: str
+    sandbox_id: str
+    pid: int
+    root: str
+    workdir: str
+    environment: dict[str, str] = {}
+    cgroups: tuple[str, ...] = ()
+    limits: Limits = Limits()
+
+
+class ExecResult(Struct):
+    """A command's end. `output` is stdout and stderr together; `timed_out` means that it was killed at its limit.
+
+    Example: ExecResult(exit_code=0, output="ok\\n", seconds=0.01)
+    """
+
+    exit_code: int
+    output: str
+    seconds: float
+    timed_out: bool = False
+    truncated: bool = False
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """The machine of one attempt. Raises SandboxError. `stop` never raises and leaves nothing behind."""
+
+    isolation: str  # one sentence for people: what this backend does and does not isolate
+    handle: SandboxHandle | None  # set by start
+
+    async def start(self) -> SandboxHandle: ...
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        environment: Mapping[str, str] | None = None,
+        cwd: str = "",
+        output_limit: int = 1_000_000,
+    ) -> ExecResult: ...
+
+    async def put(self, source: Path, target: str) -> None:
+        """Copy a host file or directory to a path that does not exist yet inside."""
+        ...
+
+    async def read(self, path: str, limit: int = 1_000_000) -> bytes | None:
+        """A regular file's bytes (symbolic links are not followed); None when it does not exist."""
+        ...
+
+    async def kill_all(self) -> None:
+        """End every process that was started inside; the sandbox and its files stay."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+# --- harnesses -------------------------------------------------------------------------------------------------------
+
+
+class AttemptSpec(Struct):
+    """What a harness needs to make one attempt. `base_url` ends in /v1 and is right for where the harness runs.
+
+    Example: AttemptSpec(rollout_id="s0", attempt=1, instruction="Start at amber.", base_url="http://127.0.0.1:8000/v1",
+                         api_key="wt-...", model="policy", workdir="/app", settings={"step_limit": 5}, output_dir="/run/x")
+    """
+
+    rollout_id: str
+    attempt: int
+    instruction: str
+    base_url: str
+    api_key: str
+    model: str
+    workdir: str
+    output_dir: str
+    timeout: float = 300.0
+    settings: dict[str, object] = {}
+    sandbox: SandboxHandle | None = None
+
+
+class LaunchPlan(Struct):
+    """How to start a harness as a process inside the sandbox. `files` are (path inside, text).
+
+    Example: LaunchPlan(argv=("mini", "-t", "..."), environment={"HOME": "/home/agent"})
+    """
+
+    argv: tuple[str, ...]
+    environment: dict[str, str] = {}
+    files: tuple[tuple[str, str], ...] = ()
+    trajectory: str = ""
+
+
+class HarnessResult(Struct):
+    """How a harness ended. `cause` is set when it did not do its job (crash, endless error); running out of steps is no cause.
+
+    Example: HarnessResult(exit_status="Submitted", steps=3)
+    """
+
+    exit_status: str
+    steps: int = 0
+    message: str = ""
+    crashed: bool = False
+
+
+@runtime_checkable
+class Harness(Protocol):
+    """Adapter of one unmodified agent."""
+
+    name: str
+    version: str
+    read_only: tuple[tuple[str, str], ...]  # what its process needs to see in the sandbox: (host path, path inside)
+
+    def plan(self, spec: AttemptSpec) -> LaunchPlan:
+        """Process mode: how to launch it."""
+        ...
+
+    def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
+        """Process mode: what its end means."""
+        ...
+
+
+@runtime_checkable
+class PoolHarness(Harness, Protocol):
+    """A Python harness that can be imported once and run many times in one host process."""
+
+    def load(self) -> None:
+        """Import it (slow, once per host)."""
+        ...
+
+    def run(self, spec: AttemptSpec) -> HarnessResult:
+        """One attempt, on a thread of the host; its commands run in spec.sandbox."""
+        ...

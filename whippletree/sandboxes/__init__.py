@@ -1,0 +1,1 @@
+"""Machines of attempts, one file per backend."""

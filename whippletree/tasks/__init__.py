@@ -1,0 +1,1 @@
+"""Harbor task directories, verifiers and task generators."""

@@ -1,0 +1,1 @@
+"""Call trees and training samples."""

@@ -1,0 +1,455 @@
+"""Typed structs that cross a process boundary, each with one worked example.
+
+Words are those of docs/architecture.md: task, source, harness, sandbox, rollout, attempt, call, trace, sample, group, batch,
+policy version, payload, metadata. Times are seconds since the epoch (float) unless a name says otherwise; lengths are tokens.
+
+Invariants held here (tests/test_types.py):
+- every struct round-trips through JSON and MessagePack unchanged;
+- unknown fields in a decoded struct are ignored, so that an older reader accepts a newer writer's records.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+
+RolloutState = Literal["queuing", "running", "succeeded", "failed"]
+Purpose = Literal["train", "eval"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+Launch = Literal["process", "pool"]
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of every record: immutable, keyword-only, defaults left out on the wire."""
+
+
+# --- messages: the gateway's one internal form ---------------------------------------------------------------------
+
+
+class ToolCall(Struct):
+    """One call that the model asks for. `arguments` is the exact JSON text that was sampled (it may be malformed).
+
+    Example: ToolCall(id="call_7f", name="bash", arguments='{"command": "ls"}')
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(Struct):
+    """One chat message. `content` is text; `reasoning` is text between thinking marks, never shown as content.
+
+    Example: Message(role="assistant", tool_calls=(ToolCall(id="c1", name="bash", arguments="{}"),))
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+class ToolSpec(Struct):
+    """A tool offered to the model. `parameters` is a JSON Schema object.
+
+    Example: ToolSpec(name="bash", description="run", parameters={"type": "object", "properties": {}})
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class RequestedSampling(Struct):
+    """What the harness asked for; recorded beside what was used, never obeyed blindly. None: not sent.
+
+    Example: RequestedSampling(temperature=0.0, max_tokens=4096)
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int | None = None
+
+
+class ChatRequest(Struct):
+    """The internal form of every dialect's request.
+
+    Example: ChatRequest(model="policy", messages=(Message(role="user", content="hi"),))
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    stream: bool = False
+    include_usage: bool = False
+    requested: RequestedSampling = msgspec.field(default_factory=RequestedSampling)
+
+
+class ParsedMessage(Struct):
+    """An assistant turn parsed from sampled ids. `malformed` says why a tool call could not be parsed ("" when fine);
+    its raw text is then kept in `content`, so that nothing sampled is hidden from the harness.
+
+    Example: ParsedMessage(content="done", finish_reason="stop")
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: FinishReason = "stop"
+    malformed: str = ""
+
+
+# --- engines ---------------------------------------------------------------------------------------------------------
+
+
+class Sampling(Struct):
+    """The sampling that a run fixes for its rollouts (n is always 1). `top_k` 0 and `top_p` 1 mean the whole distribution.
+
+    Example: Sampling(temperature=1.0, max_tokens=40)
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 512
+    seed: int | None = None
+
+
+class GenerateRequest(Struct):
+    """One token-level request to an engine. `stop_token_ids` end the turn and are part of the sampled ids.
+
+    Example: GenerateRequest(request_id="r1-1-0", prompt_ids=[1, 2], sampling=Sampling(), stop_token_ids=[2])
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    stop_token_ids: list[int] = []
+
+
+class VersionSpan(Struct):
+    """Sampled tokens from index `start` on (until the next span) came from `policy_version`.
+
+    Example: VersionSpan(start=0, policy_version=7)
+    """
+
+    start: int
+    policy_version: int
+
+
+class TokenChunk(Struct):
+    """A piece of an engine's answer, in order. len(token_ids) == len(logprobs). The last chunk has a finish reason.
+
+    `logprobs`: natural log, float32 precision, of each sampled token under softmax(logits / temperature) over the full
+    vocabulary (before top-k/top-p).
+
+    Example: TokenChunk(token_ids=[5], logprobs=[-0.1], policy_version=3, finish_reason="stop", cached_tokens=12)
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    policy_version: int
+    finish_reason: Literal["stop", "length", "abort"] | None = None
+    cached_tokens: int = 0
+
+
+class EngineStatus(Struct):
+    """What an engine says of itself. `policy_version` is that of the weights it serves now.
+
+    Example: EngineStatus(name="embedded", model="tiny", policy_version=3, context_length=1024)
+    """
+
+    name: str
+    model: str
+    policy_version: int
+    context_length: int
+    paused: bool = False
+    running: int = 0
+    waiting: int = 0
+
+
+class EngineReport(Struct):
+    """Result of a probe at registration: what the engine can be used for. Only grade "tokens" can be trained on.
+
+    Example: EngineReport(grade="tokens", logprobs="processed", detail="ids and logprobs of 8 tokens agree with their scores")
+    """
+
+    grade: Literal["tokens", "logprobs", "text", "none"]
+    logprobs: Literal["processed", "raw", "none"]
+    detail: str = ""
+
+
+class WeightUpdate(Struct):
+    """New weights for an engine: a directory in Hugging Face layout (config.json, *.safetensors), under a new policy version.
+
+    Example: WeightUpdate(directory="/dev/shm/run/weights", policy_version=4)
+    """
+
+    directory: str
+    policy_version: int
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+PrefixBreak = Literal["", "first", "template", "retokenisation", "harness_edit", "compaction", "new_thread"]
+
+
+class PayloadKey(Struct):
+    """Where a payload lies: a segment file of the payload store, a byte offset and a length in bytes.
+
+    Example: PayloadKey(segment="gateway-0-0001", offset=4096, length=512)
+    """
+
+    segment: str
+    offset: int
+    length: int
+
+
+class CallTimes(Struct):
+    """Moments of one call, seconds since the epoch; 0.0 where it was not reached.
+
+    Example: CallTimes(received=1.0, submitted=1.1, first_token=1.2, finished=1.9)
+    """
+
+    received: float
+    submitted: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+class Call(Struct):
+    """Metadata of one model request and what was sampled. Token-sized data is in the payload behind `payload`.
+
+    `parent_call_id` names the earlier call whose prompt + sampled ids are the longest exact prefix of this prompt ("" for
+    a root); the payload then holds only the new prompt ids. `delivered` turns true when the harness has the whole reply.
+
+    Example: Call(call_id="c-1", rollout_id="r-1", attempt=1, index=0, model="policy", prompt_tokens=20, sampled_tokens=8, ...)
+    """
+
+    call_id: str
+    rollout_id: str
+    attempt: int
+    index: int
+    digest: str
+    prompt_tokens: int
+    sampled_tokens: int
+    finish_reason: FinishReason
+    times: CallTimes
+    sampling: Sampling
+    payload: PayloadKey | None = None
+    parent_call_id: str = ""
+    prefix_break: PrefixBreak = ""
+    requested: RequestedSampling = msgspec.field(default_factory=RequestedSampling)
+    versions: tuple[VersionSpan, ...] = ()
+    logprob_source: Literal["processed", "raw", "none"] = "processed"
+    cached_tokens: int = 0
+    delivered: bool = False
+    streamed: bool = False
+    dialect: str = "chat"
+    role: Literal["main", "subagent", "compaction", "side"] = "main"
+    replica: str = ""
+    malformed: str = ""
+    error: str = ""
+
+    @property
+    def version_start(self) -> int:
+        """Policy version of the first sampled token; -1 when nothing was sampled."""
+        return self.versions[0].policy_version if self.versions else -1
+
+    @property
+    def version_end(self) -> int:
+        """Policy version of the last sampled token; -1 when nothing was sampled."""
+        return self.versions[-1].policy_version if self.versions else -1
+
+
+class CallPayload(msgspec.Struct, kw_only=True):
+    """Token-sized columns of one call. Shapes: prompt_delta [P'], sampled_ids [S], logprobs [S]; request and reply are the
+    harness's own JSON, for people who read the rollout.
+
+    `prompt_delta`: the prompt ids that follow the parent's prompt + sampled ids, or the whole prompt when there is no parent.
+    """
+
+    prompt_delta: Int32
+    sampled_ids: Int32
+    logprobs: Float32
+    request_json: bytes = b""
+    reply_json: bytes = b""
+
+
+# --- rollouts --------------------------------------------------------------------------------------------------------
+
+
+class CauseClass(str, enum.Enum):
+    """Whose fault a failure is. All of them leave the reward None; a wrong answer is not a failure."""
+
+    ENGINE = "engine"
+    GATEWAY = "gateway"
+    SANDBOX = "sandbox"
+    HARNESS = "harness"
+    HOST_LOST = "host_lost"
+    NO_CALLS = "no_calls"
+    TASK = "task"
+    VERIFIER = "verifier"
+    DEADLINE = "deadline"
+    CONFIGURATION = "configuration"
+    CANCELLED = "cancelled"
+
+
+class Cause(Struct):
+    """Why an attempt failed: class, the phase it was in, what happened, what to do.
+
+    Example: Cause(cause=CauseClass.SANDBOX, phase="boot", message="bwrap exited 1: ...", next_step="run `whippletree check`")
+    """
+
+    cause: CauseClass
+    phase: str
+    message: str
+    next_step: str = ""
+
+
+class VerifierResult(Struct):
+    """What the verifier said. `reward` None means that the verifier itself failed (then `cause` says why).
+    `scores` are its named scores; they are combined only by an explicit rule.
+
+    Example: VerifierResult(reward=1.0, scores={"reward": 1.0}, exit_code=0)
+    """
+
+    reward: float | None
+    scores: dict[str, float] = {}
+    exit_code: int | None = None
+    output: str = ""
+    cause: Cause | None = None
+
+
+class RolloutSpec(Struct):
+    """The desired rollout: everything an attempt needs, written once when the rollout is created.
+
+    `group_id` joins the rollouts of one task under one harness configuration. `key` makes creation idempotent.
+
+    Example: RolloutSpec(rollout_id="s0003-g02-m5", group_id="s0003-g02", source="trail", task_id="trail-2-0-17",
+                         task_path="/tasks/trail-2-0-17", harness="mini-swe-agent", purpose="train", step=3)
+    """
+
+    rollout_id: str
+    group_id: str
+    source: str
+    task_id: str
+    task_path: str
+    harness: str
+    purpose: Purpose = "train"
+    step: int = 0
+    sampling: Sampling = msgspec.field(default_factory=Sampling)
+    max_attempts: int = 3
+    labels: dict[str, str] = {}
+
+
+class Phase(Struct):
+    """One timed phase of an attempt (boot, setup, agent, verify, cleanup); seconds.
+
+    Example: Phase(name="agent", started=10.0, seconds=1.5)
+    """
+
+    name: str
+    started: float
+    seconds: float
+
+
+class Attempt(Struct):
+    """One try at a rollout. `attempt` counts from 1 and is the fencing token: reports of an older one change nothing.
+
+    Example: Attempt(rollout_id="s0003-g02-m5", attempt=1, started=10.0)
+    """
+
+    rollout_id: str
+    attempt: int
+    started: float
+    worker: str = ""
+    sealed: bool = False
+    finished: float = 0.0
+    phases: tuple[Phase, ...] = ()
+    result: VerifierResult | None = None
+    cause: Cause | None = None
+    exit_status: str = ""
+    sandbox: str = ""
+
+
+class Rollout(Struct):
+    """A rollout as it stands: its spec, its state and, once terminal, its result. `reward` is None unless it was verified.
+
+    Example: Rollout(spec=..., state="succeeded", attempt=1, reward=1.0, created=1.0, updated=2.0)
+    """
+
+    spec: RolloutSpec
+    state: RolloutState
+    created: float
+    updated: float
+    attempt: int = 0
+    reward: float | None = None
+    cause: Cause | None = None
+
+    @property
+    def terminal(self) -> bool:
+        """True once the state can no longer change."""
+        return self.state in ("succeeded", "failed")
+
+
+class Event(Struct):
+    """Something that happened to a rollout, for people and for the record. `event_id` makes a repeat a no-op.
+
+    Example: Event(event_id="s0-1-boot", rollout_id="s0", attempt=1, time=1.0, kind="phase", data={"name": "boot"})
+    """
+
+    event_id: str
+    rollout_id: str
+    attempt: int
+    time: float
+    kind: str
+    data: dict[str, Any] = {}
+
+
+class StepRecord(Struct):
+    """One optimiser update, planned before it is computed and committed with its checkpoint. On resume, planned steps after
+    the last checkpoint are replayed with the same rollouts, so that each rollout is trained exactly once in the weights' history.
+
+    Example: StepRecord(step=3, policy_version=4, rollout_ids=("a", "b"), committed=True, checkpoint="checkpoints/step-0003")
+    """
+
+    step: int
+    rollout_ids: tuple[str, ...]
+    policy_version: int
+    committed: bool = False
+    checkpoint: str = ""
+
+
+# --- samples ---------------------------------------------------------------------------------------------------------
+
+
+class Sample(msgspec.Struct, kw_only=True, frozen=True):
+    """One training sequence: a root-to-leaf path of a rollout's trace. All columns have shape [L].
+
+    `trained` marks sampled, delivered tokens that this sample trains (shared prefixes are trained in one sample only);
+    `logprobs` are the sampler's (0.0 where nothing was sampled); `versions` is the policy version (-1 in context).
+    """
+
+    sample_id: str
+    rollout_id: str
+    group_id: str
+    call_ids: tuple[str, ...]
+    token_ids: Int32
+    trained: Bool
+    logprobs: Float32
+    versions: Int32

@@ -1,0 +1,1 @@
+"""Live terminal panel and reports."""
