@@ -1,0 +1,88 @@
+"""Rows to structs and back. Columns are the truth where they repeat a field of the stored record."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from whippletree.errors import StoreError
+from whippletree.types import Attempt, Call, Cause, Event, Rollout, RolloutSpec, StepRecord
+
+T = TypeVar("T", bound=msgspec.Struct)
+Row = tuple[Any, ...]
+
+ROLLOUT = "spec, state, created, updated, attempt, reward, cause"
+ATTEMPT = "record, sealed"
+CALL = "record, delivered"
+
+_DECODERS: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (Attempt, Call, Cause, Event, RolloutSpec)
+}
+
+
+def encode(record: msgspec.Struct) -> str:
+    """The struct as JSON text."""
+    return msgspec.json.encode(record).decode()
+
+
+def decode(kind: type[T], text: str) -> T:
+    """The struct of a stored JSON text. Raises StoreError when it does not fit."""
+    try:
+        return _DECODERS[kind].decode(text)  # type: ignore[no-any-return]
+    except msgspec.DecodeError as error:
+        raise StoreError(f"a stored {kind.__name__} cannot be read: {error}", "was the store edited by hand?") from error
+
+
+def rollout(row: Row) -> Rollout:
+    """From the columns ROLLOUT."""
+    spec, state, created, updated, attempt, reward, cause = row
+    return Rollout(
+        spec=decode(RolloutSpec, spec),
+        state=state,
+        created=created,
+        updated=updated,
+        attempt=attempt,
+        reward=reward,
+        cause=None if cause is None else decode(Cause, cause),
+    )
+
+
+def attempt(row: Row) -> Attempt:
+    """From the columns ATTEMPT."""
+    return msgspec.structs.replace(decode(Attempt, row[0]), sealed=bool(row[1]))
+
+
+def call(row: Row) -> Call:
+    """From the columns CALL."""
+    return msgspec.structs.replace(decode(Call, row[0]), delivered=bool(row[1]))
+
+
+def steps(rows: Sequence[Row]) -> list[StepRecord]:
+    """From rows (step, policy_version, committed, checkpoint, rollout_id or None), ordered by step and position."""
+    members: dict[int, list[str]] = {}
+    heads: dict[int, Row] = {}
+    for step, version, committed, checkpoint, rollout_id in rows:
+        heads[step] = (version, committed, checkpoint)
+        if rollout_id is not None:
+            members.setdefault(step, []).append(rollout_id)
+    return [
+        StepRecord(
+            step=step,
+            rollout_ids=tuple(members.get(step, ())),
+            policy_version=version,
+            committed=bool(committed),
+            checkpoint=checkpoint,
+        )
+        for step, (version, committed, checkpoint) in heads.items()
+    ]
+
+
+def find_rollout(connection: sqlite3.Connection, rollout_id: str) -> Rollout:
+    """Raises StoreError when unknown."""
+    row = connection.execute(f"SELECT {ROLLOUT} FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
+    if row is None:
+        raise StoreError(f"no rollout {rollout_id!r}", "create it first")
+    return rollout(row)

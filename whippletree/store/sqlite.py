@@ -1,0 +1,252 @@
+"""The store on SQLite: typed reads and writes of protocols.Store.
+
+Invariants (tests/store/):
+- every write is durable when its Future resolves, and survives kill -9 of any process (test_store_crash.py);
+- two processes never claim the same rollout (test_store_crash.py);
+- a read sees every write whose Future was resolved, in whichever process;
+- a call's ids and logprobs line up with its counts, or the call says that it has none (test_store_calls.py).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from whippletree.errors import AlignmentError, StoreError
+from whippletree.protocols import AttemptOutcome, PayloadStore
+from whippletree.store import rows, schema, writes
+from whippletree.store.config import StoreConfig
+from whippletree.store.writer import GroupWriter
+from whippletree.types import Attempt, Call, CallPayload, Event, Rollout, RolloutSpec, RolloutState, StepRecord
+
+
+class SqliteStore:
+    """The durable record of one run. Safe from any thread; each process opens its own."""
+
+    def __init__(self, directory: Path, payloads: PayloadStore, config: StoreConfig) -> None:
+        """Opens `directory`/store.sqlite. Raises StoreError."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot create {directory}: {error.strerror}", "check the run directory") from error
+        self._path = directory / "store.sqlite"
+        self._busy_seconds = config.busy_seconds
+        self._payloads = payloads
+        self._idle: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        connection = schema.connect(self._path, config.busy_seconds)
+        try:
+            schema.migrate(connection, self._path)
+        except StoreError:
+            connection.close()
+            raise
+        self._writer = GroupWriter(connection, payloads, gather_seconds=config.gather_seconds, group_limit=config.group_limit)
+
+    def __enter__(self) -> SqliteStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # --- rollouts and attempts ---------------------------------------------------------------------------------------
+
+    def create_rollouts(self, specs: Sequence[RolloutSpec]) -> Future[None]:
+        """Idempotent by rollout_id; all or none. Raises ConflictError if an id exists with another spec."""
+        specs = tuple(specs)
+        return self._writer.submit(lambda tx: writes.create_rollouts(tx, specs))
+
+    def rollout(self, rollout_id: str) -> Rollout:
+        """Raises StoreError when unknown."""
+        with self._reader() as connection:
+            return rows.find_rollout(connection, rollout_id)
+
+    def rollouts(
+        self,
+        *,
+        states: Iterable[RolloutState] = (),
+        purpose: str = "",
+        group_id: str = "",
+        step: int | None = None,
+        updated_after: float = 0.0,
+        limit: int = 0,
+    ) -> list[Rollout]:
+        """Rollouts that match every given filter, oldest first. Whoever asks again with the newest `updated` misses none."""
+        wanted = tuple(dict.fromkeys(states))
+        filters: list[tuple[str, tuple[str | int | float, ...]]] = []
+        if wanted:
+            filters.append((f"state IN ({', '.join('?' * len(wanted))})", wanted))
+        if purpose:
+            filters.append(("purpose = ?", (purpose,)))
+        if group_id:
+            filters.append(("group_id = ?", (group_id,)))
+        if step is not None:
+            filters.append(("step = ?", (step,)))
+        if updated_after:
+            filters.append(("updated > ?", (updated_after,)))
+        where = "WHERE " + " AND ".join(text for text, _ in filters) if filters else ""
+        values = [value for _, given in filters for value in given]
+        query = f"SELECT {rows.ROLLOUT} FROM rollouts {where} ORDER BY seq LIMIT ?"
+        return [rows.rollout(row) for row in self._read(query, *values, limit if limit > 0 else -1)]
+
+    def claim(self, worker: str, limit: int) -> Future[list[Attempt]]:
+        """Move up to `limit` queuing rollouts (eval before train, then oldest first) to running, each with a new attempt."""
+        return self._writer.submit(lambda tx: writes.claim(tx, worker, limit))
+
+    def release_worker(self, worker_prefix: str) -> Future[list[Attempt]]:
+        """Put the running rollouts of these workers back to queuing. Returns the attempts, sealed, with cause HOST_LOST."""
+        return self._writer.submit(lambda tx: writes.release_worker(tx, worker_prefix))
+
+    def seal(self, rollout_id: str, attempt: int) -> Future[bool]:
+        """No further call of this attempt is accepted. False if that attempt is not the current one."""
+        return self._writer.submit(lambda tx: writes.seal(tx, rollout_id, attempt))
+
+    def finish(self, outcome: AttemptOutcome) -> Future[bool]:
+        """Close an attempt: succeeded with a reward, failed with a cause, or back to queuing. False if it was fenced off.
+
+        The same report again is a no-op (True). Raises ConflictError when the rollout ended otherwise, and StoreError when
+        the outcome is not exactly one of a finite reward and a cause.
+        """
+        return self._writer.submit(lambda tx: writes.finish(tx, outcome))
+
+    def attempts(self, rollout_id: str) -> list[Attempt]:
+        """All attempts, oldest first."""
+        query = f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout_id = ? ORDER BY attempt"
+        return [rows.attempt(row) for row in self._read(query, rollout_id)]
+
+    def append_events(self, events: Sequence[Event]) -> Future[None]:
+        """Idempotent by event_id."""
+        encoded = [(event, rows.encode(event)) for event in events]
+        return self._writer.submit(lambda tx: writes.append_events(tx, encoded))
+
+    def events(self, rollout_id: str) -> list[Event]:
+        """Events of one rollout, oldest first."""
+        query = "SELECT record FROM events WHERE rollout_id = ? ORDER BY time, seq"
+        return [rows.decode(Event, record) for (record,) in self._read(query, rollout_id)]
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def record_call(self, call: Call, payload: CallPayload) -> Future[Call]:
+        """Durable when resolved; the returned call carries its payload key. The same call again gives the first record back.
+
+        Raises (through the Future) FencedError if the attempt is sealed or over, ConflictError if the id is taken; and at
+        once AlignmentError if ids, logprobs and counts do not line up.
+        """
+        _check_alignment(call, payload)
+        return self._writer.submit_with_payload(payload, lambda tx, key: writes.record_call(tx, call, key))
+
+    def mark_delivered(self, call_id: str) -> Future[None]:
+        """The harness has the whole reply. Accepted after the seal too. Raises StoreError when the call is unknown."""
+        return self._writer.submit(lambda tx: writes.mark_delivered(tx, call_id))
+
+    def calls(self, rollout_id: str, attempt: int) -> list[Call]:
+        """Calls of one attempt by index."""
+        query = f"SELECT {rows.CALL} FROM calls WHERE rollout_id = ? AND attempt = ? ORDER BY call_index, seq"
+        return [rows.call(row) for row in self._read(query, rollout_id, attempt)]
+
+    def payload(self, call: Call) -> CallPayload:
+        """Token columns of a recorded call. Raises StoreError when they were released or are damaged."""
+        if call.payload is None:
+            raise StoreError(f"call {call.call_id} has no payload key", "use the call that record_call or calls returned")
+        released = self._read("SELECT released FROM calls WHERE call_id = ?", call.call_id)
+        if released and released[0][0]:
+            raise StoreError(
+                f"the payload of call {call.call_id} was released", "its rollout was trained; only metadata is kept"
+            )
+        return self._payloads.get(call.payload)
+
+    def release(self, rollout_ids: Sequence[str]) -> int:
+        """Give up the payloads of these rollouts (trained, or never to be), and delete segments that hold nothing else.
+
+        Records stay. Blocks until it is done; returns how many payloads were given up. A segment that a process still
+        writes is deleted by a later release.
+        """
+        ids = tuple(dict.fromkeys(rollout_ids))
+        count = self._writer.submit(lambda tx: writes.release(tx, ids)).result()
+        # In this order: whoever wrote a segment that is idle now has committed all that it will ever commit of it.
+        idle = self._payloads.segments()
+        wanted = {name for (name,) in self._read("SELECT segment FROM segments WHERE live > 0")}
+        gone = self._payloads.remove([name for name in idle if name not in wanted])
+        if gone:
+            self._writer.submit(lambda tx: writes.forget_segments(tx, gone)).result()
+        return count
+
+    # --- steps and small values --------------------------------------------------------------------------------------
+
+    def plan_step(self, record: StepRecord) -> Future[None]:
+        """Assign finished training rollouts to an update; the identical plan again is a no-op.
+
+        Raises ConflictError when the step is planned otherwise, or one of the rollouts belongs to another step, is not
+        finished, or is for evaluation.
+        """
+        return self._writer.submit(lambda tx: writes.plan_step(tx, record))
+
+    def commit_step(self, step: int, checkpoint: str) -> Future[None]:
+        """The update's checkpoint is on disk. Raises ConflictError when the step was never planned."""
+        return self._writer.submit(lambda tx: writes.commit_step(tx, step, checkpoint))
+
+    def steps(self) -> list[StepRecord]:
+        """All steps in order."""
+        return rows.steps(self._read(f"{writes.STEPS} {writes.STEPS_ORDER}"))
+
+    def set_meta(self, key: str, value: str) -> Future[None]:
+        """Keep one small value of the run, overwriting an earlier one."""
+        return self._writer.submit(lambda tx: writes.set_meta(tx, key, value))
+
+    def meta(self, key: str) -> str | None:
+        """The value of `key`, or None."""
+        found = self._read("SELECT value FROM meta WHERE key = ?", key)
+        return str(found[0][0]) if found else None
+
+    def close(self) -> None:
+        """Settle every accepted write, then close. Called again, it does nothing."""
+        self._writer.close()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        self._payloads.close()
+
+    # --- connections for reading -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection that no other thread uses meanwhile. Raises StoreError."""
+        with self._lock:
+            if self._closed:
+                raise StoreError("the store is closed", "open it again, or read before closing it")
+            connection = self._idle.pop() if self._idle else None
+        connection = connection or schema.connect(self._path, self._busy_seconds)
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            raise StoreError(f"cannot read {self._path}: {error}", "check the disk") from error
+        finally:
+            with self._lock:
+                keep = not self._closed
+                if keep:
+                    self._idle.append(connection)
+            if not keep:
+                connection.close()
+
+    def _read(self, query: str, *values: str | int | float) -> list[rows.Row]:
+        with self._reader() as connection:
+            return connection.execute(query, values).fetchall()
+
+
+def _check_alignment(call: Call, payload: CallPayload) -> None:
+    """Raises AlignmentError unless sampled ids = logprobs = the call's count, or the call says that it has no logprobs."""
+    ids, logprobs = len(payload.sampled_ids), len(payload.logprobs)
+    if call.logprob_source != "none" and not ids == logprobs == call.sampled_tokens:
+        raise AlignmentError(
+            f"call {call.call_id}: {ids} sampled ids, {logprobs} logprobs, {call.sampled_tokens} sampled tokens",
+            "record all of them, or logprob_source='none' for a call that is only context",
+        )

@@ -1,0 +1,193 @@
+"""Group commit: one thread per store instance turns queued writes into few transactions.
+
+Who blocks whom:
+
+    callers ──submit──► queue ──► writer thread: [ payloads.put ─ fsync ] ─► BEGIN IMMEDIATE ─► write … write ─► COMMIT ─ fsync
+       ▲                                          all of the group           waits for other     each in a          │
+       └──────────────── Future ◄──────────────── resolved after ◄────────── processes ≤ busy    savepoint ◄────────┘
+
+While one group is being committed the next one gathers, so more callers make larger groups, not longer queues.
+
+Invariants (tests/store/test_store_writer.py):
+- a Future is resolved only after the commit that holds its write; with an error, nothing of that write is in the store;
+- one write's error (ConflictError, FencedError, ...) does not touch its neighbours in the group;
+- writes of one thread are applied in the order they were submitted;
+- the writer thread outlives any error; after `close` every accepted write is settled and further ones are refused.
+"""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from whippletree.errors import StoreError
+from whippletree.protocols import PayloadStore
+from whippletree.types import CallPayload, PayloadKey
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """What a write sees: the connection, inside the group's transaction, and the group's time.
+
+    `now` grows from group to group, also across processes, so that a reader who asks for rows updated after the newest one
+    that it has seen misses none.
+    """
+
+    connection: sqlite3.Connection
+    now: float
+
+
+@dataclass
+class _Write(Generic[R]):
+    operation: Callable[[Transaction, PayloadKey | None], R]
+    payload: CallPayload | None
+    future: Future[R]
+    key: PayloadKey | None = None
+    result: R | None = None
+
+
+class GroupWriter:
+    """The only writer of its process. Owns `connection`; `payloads` stays the caller's to close, after `close`."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, payloads: PayloadStore, *, gather_seconds: float = 0.0, group_limit: int = 512
+    ) -> None:
+        self._connection = connection
+        self._payloads = payloads
+        self._gather_seconds = gather_seconds
+        self._group_limit = group_limit
+        self._queue: queue.SimpleQueue[_Write[Any] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: Callable[[Transaction], R]) -> Future[R]:
+        """Queue a write. `operation` runs on the writer thread inside the group's transaction."""
+        return self._enqueue(_Write(lambda transaction, _: operation(transaction), None, Future()))
+
+    def submit_with_payload(self, payload: CallPayload, operation: Callable[[Transaction, PayloadKey], R]) -> Future[R]:
+        """Queue a write whose payload is made durable first; `operation` gets its key."""
+
+        def write(transaction: Transaction, key: PayloadKey | None) -> R:
+            assert key is not None  # _store_payloads has settled a write whose payload failed
+            return operation(transaction, key)
+
+        return self._enqueue(_Write(write, payload, Future()))
+
+    def close(self) -> None:
+        """Settle what was accepted, then stop. Called again, it only waits."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    def _enqueue(self, write: _Write[R]) -> Future[R]:
+        with self._lock:
+            if self._closed:
+                raise StoreError("the store is closed", "open it again, or write before closing it")
+            self._queue.put(write)
+        return write.future
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            group, closing = self._gather()
+            group = [write for write in group if write.future.set_running_or_notify_cancel()]
+            group = self._store_payloads(group)
+            if group:
+                self._commit(group)
+        self._connection.close()
+
+    def _gather(self) -> tuple[list[_Write[Any]], bool]:
+        """The next group, and whether the writer was asked to close after it. Blocks until there is something to do."""
+        first = self._queue.get()
+        if first is None:
+            return [], True
+        group = [first]
+        deadline = time.monotonic() + self._gather_seconds
+        while len(group) < self._group_limit:
+            wait = deadline - time.monotonic()
+            try:
+                write = self._queue.get(timeout=wait) if wait > 0 else self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if write is None:
+                return group, True
+            group.append(write)
+        return group, False
+
+    def _store_payloads(self, group: Sequence[_Write[Any]]) -> list[_Write[Any]]:
+        """Make the group's payloads durable; the writes that are left to do."""
+        carriers = [(write, write.payload) for write in group if write.payload is not None]
+        try:
+            keys = self._payloads.put([payload for _, payload in carriers]) if carriers else []
+        except Exception as error:  # noqa: BLE001 - handed to every caller concerned; the thread must live on
+            for write, _ in carriers:
+                write.future.set_exception(error)
+            return [write for write in group if write.payload is None]
+        for (write, _), key in zip(carriers, keys, strict=True):
+            write.key = key
+        return list(group)
+
+    def _commit(self, group: Sequence[_Write[Any]]) -> None:
+        """One transaction for the whole group; each write in a savepoint of its own."""
+        refused: list[tuple[_Write[Any], Exception]] = []
+        done: list[_Write[Any]] = []
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            transaction = Transaction(connection, _next_time(connection))
+            for write in group:
+                connection.execute("SAVEPOINT one_write")
+                try:
+                    write.result = write.operation(transaction, write.key)
+                    done.append(write)
+                except Exception as error:  # handed to the caller; its neighbours go on
+                    if not connection.in_transaction:
+                        raise  # SQLite has rolled everything back (disk full, I/O error)
+                    connection.execute("ROLLBACK TO one_write")
+                    refused.append((write, error))
+                connection.execute("RELEASE one_write")
+            connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - handed to every caller of the group; the thread must live on
+            self._roll_back()
+            failure = StoreError(f"a group of {len(group)} writes was not committed: {error}", "nothing of it is stored; retry")
+            failure.__cause__ = error
+            for write in group:
+                write.future.set_exception(failure)
+            return
+        for write in done:
+            write.future.set_result(write.result)
+        for write, refusal in refused:
+            write.future.set_exception(_as_store_error(refusal))
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            try:
+                self._connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                return  # SQLite has ended the transaction itself
+
+
+def _next_time(connection: sqlite3.Connection) -> float:
+    newest = connection.execute("SELECT max(updated) FROM rollouts").fetchone()[0] or 0.0
+    return max(time.time(), newest + 1e-6)
+
+
+def _as_store_error(error: Exception) -> Exception:
+    """Database errors of one write become StoreError; our own errors, and bugs, stay what they are."""
+    if not isinstance(error, sqlite3.Error):
+        return error
+    failure = StoreError(f"a write was refused by the database: {error}", "nothing of it is stored; check disk and versions")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,227 @@
+"""What each write does inside the group's transaction. Runs on the writer thread; nothing here commits.
+
+Invariants (tests/store/test_store_rollouts.py, test_store_calls.py, test_store_steps.py): those of protocols.Store. Each
+function either does all of its write or raises, and whoever calls it rolls back to before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from whippletree.errors import ConflictError, FencedError, StoreError
+from whippletree.protocols import AttemptOutcome
+from whippletree.store import rows
+from whippletree.store.transitions import Ending, ending, judge
+from whippletree.store.writer import Transaction
+from whippletree.types import Attempt, Call, Cause, CauseClass, Event, PayloadKey, RolloutSpec, StepRecord
+
+# --- rollouts and attempts -------------------------------------------------------------------------------------------
+
+
+def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec]) -> None:
+    """Insert those that are new; an id that exists must have the same spec."""
+    for spec in specs:
+        text = rows.encode(spec)
+        known = tx.connection.execute("SELECT spec FROM rollouts WHERE rollout_id = ?", (spec.rollout_id,)).fetchone()
+        if known is None:
+            tx.connection.execute(
+                "INSERT INTO rollouts (rollout_id, group_id, purpose, step, state, created, updated, spec)"
+                " VALUES (?, ?, ?, ?, 'queuing', ?, ?, ?)",
+                (spec.rollout_id, spec.group_id, spec.purpose, spec.step, tx.now, tx.now, text),
+            )
+        elif rows.decode(RolloutSpec, known[0]) != spec:
+            raise ConflictError(f"rollout {spec.rollout_id} exists with another spec", "choose another id; specs do not change")
+
+
+def claim(tx: Transaction, worker: str, limit: int) -> list[Attempt]:
+    """Queuing to running: eval before train (their alphabetical order), then oldest first."""
+    chosen = tx.connection.execute(
+        "SELECT rollout_id, attempt FROM rollouts WHERE state = 'queuing' ORDER BY purpose, seq LIMIT ?", (max(limit, 0),)
+    ).fetchall()
+    attempts = [Attempt(rollout_id=name, attempt=last + 1, started=tx.now, worker=worker) for name, last in chosen]
+    for attempt in attempts:
+        tx.connection.execute(
+            "UPDATE rollouts SET state = 'running', attempt = ?, updated = ? WHERE rollout_id = ?",
+            (attempt.attempt, tx.now, attempt.rollout_id),
+        )
+        tx.connection.execute(
+            "INSERT INTO attempts (rollout_id, attempt, worker, record) VALUES (?, ?, ?, ?)",
+            (attempt.rollout_id, attempt.attempt, worker, rows.encode(attempt)),
+        )
+    return attempts
+
+
+def release_worker(tx: Transaction, worker_prefix: str) -> list[Attempt]:
+    """Running to queuing for every rollout whose attempt belongs to these workers."""
+    running = tx.connection.execute(
+        "SELECT a.record, a.sealed FROM rollouts r JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt = r.attempt"
+        " WHERE r.state = 'running' AND substr(a.worker, 1, ?) = ? ORDER BY r.seq",
+        (len(worker_prefix), worker_prefix),
+    ).fetchall()
+    lost = []
+    for row in running:
+        attempt = rows.attempt(row)
+        cause = Cause(
+            cause=CauseClass.HOST_LOST, phase="", message=f"worker {attempt.worker} went away", next_step="none: it is retried"
+        )
+        lost.append(_close(tx, attempt, msgspec.structs.replace(attempt, cause=cause), Ending(state="queuing")))
+    return lost
+
+
+def seal(tx: Transaction, rollout_id: str, attempt: int) -> bool:
+    """Seal the attempt if it is the rollout's current one."""
+    rollout = rows.find_rollout(tx.connection, rollout_id)
+    if rollout.attempt != attempt or rollout.state == "queuing":
+        return False
+    tx.connection.execute("UPDATE attempts SET sealed = 1 WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt))
+    return True
+
+
+def finish(tx: Transaction, outcome: AttemptOutcome) -> bool:
+    """Close an attempt; False if it was fenced off."""
+    report = outcome.attempt
+    wanted = ending(outcome)
+    rollout = rows.find_rollout(tx.connection, report.rollout_id)
+    verdict = judge(rollout, report.attempt, wanted)
+    if verdict == "apply":
+        stored = tx.connection.execute(
+            f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout_id = ? AND attempt = ?", (report.rollout_id, report.attempt)
+        ).fetchone()
+        _close(tx, rows.attempt(stored), report, wanted)
+    return verdict != "fenced"
+
+
+def _close(tx: Transaction, stored: Attempt, report: Attempt, end: Ending) -> Attempt:
+    """Seal the attempt with what was reported, and move its rollout. Worker and start stay those of the claim."""
+    closed = msgspec.structs.replace(
+        report, worker=stored.worker, started=stored.started, sealed=True, finished=report.finished or tx.now
+    )
+    tx.connection.execute(
+        "UPDATE attempts SET sealed = 1, record = ? WHERE rollout_id = ? AND attempt = ?",
+        (rows.encode(closed), closed.rollout_id, closed.attempt),
+    )
+    cause = None if end.cause is None or end.state != "failed" else rows.encode(end.cause)
+    tx.connection.execute(
+        "UPDATE rollouts SET state = ?, reward = ?, cause = ?, updated = ? WHERE rollout_id = ?",
+        (end.state, end.reward, cause, tx.now, closed.rollout_id),
+    )
+    return closed
+
+
+def append_events(tx: Transaction, events: Sequence[tuple[Event, str]]) -> None:
+    """Insert events (with their JSON); those that are known by event_id are left as they are."""
+    tx.connection.executemany(
+        "INSERT INTO events (event_id, rollout_id, time, record) VALUES (?, ?, ?, ?) ON CONFLICT (event_id) DO NOTHING",
+        [(event.event_id, event.rollout_id, event.time, text) for event, text in events],
+    )
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+def record_call(tx: Transaction, call: Call, key: PayloadKey) -> Call:
+    """Insert a call of the running, unsealed attempt. The same call again gives back what was recorded first."""
+    known = tx.connection.execute(f"SELECT {rows.CALL} FROM calls WHERE call_id = ?", (call.call_id,)).fetchone()
+    if known is not None:
+        earlier = rows.call(known)
+        if msgspec.structs.replace(call, payload=earlier.payload, delivered=earlier.delivered) == earlier:
+            return earlier
+        raise ConflictError(f"call {call.call_id} is recorded with other data", "give each call its own id")
+    _check_fence(tx, call)
+    recorded = msgspec.structs.replace(call, payload=key)
+    tx.connection.execute(
+        "INSERT INTO calls (call_id, rollout_id, attempt, call_index, delivered, segment, record) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (call.call_id, call.rollout_id, call.attempt, call.index, call.delivered, key.segment, rows.encode(recorded)),
+    )
+    tx.connection.execute(
+        "INSERT INTO segments (segment, live) VALUES (?, 1) ON CONFLICT (segment) DO UPDATE SET live = live + 1", (key.segment,)
+    )
+    return recorded
+
+
+def _check_fence(tx: Transaction, call: Call) -> None:
+    row = tx.connection.execute(
+        "SELECT r.state, r.attempt, a.sealed FROM rollouts r"
+        " LEFT JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt = r.attempt WHERE r.rollout_id = ?",
+        (call.rollout_id,),
+    ).fetchone()
+    if row is None:
+        raise StoreError(f"call {call.call_id} is of an unknown rollout {call.rollout_id!r}", "create the rollout first")
+    state, attempt, sealed = row
+    if state != "running" or attempt != call.attempt or sealed:
+        now = "sealed" if state == "running" and attempt == call.attempt else f"over: the rollout is {state}, attempt {attempt}"
+        raise FencedError(f"call {call.call_id}: attempt {call.attempt} of {call.rollout_id} is {now}", "drop the call")
+
+
+def mark_delivered(tx: Transaction, call_id: str) -> None:
+    """The harness has the whole reply; also after the attempt was sealed."""
+    if tx.connection.execute("UPDATE calls SET delivered = 1 WHERE call_id = ?", (call_id,)).rowcount == 0:
+        raise StoreError(f"no call {call_id!r}", "record it before its reply is delivered")
+
+
+def release(tx: Transaction, rollout_ids: Sequence[str]) -> int:
+    """Give up the payloads of these rollouts, all attempts. Returns how many."""
+    count = 0
+    for rollout_id in rollout_ids:
+        segments = tx.connection.execute(
+            "SELECT segment, count(*) FROM calls WHERE rollout_id = ? AND released = 0 GROUP BY segment", (rollout_id,)
+        ).fetchall()
+        tx.connection.execute("UPDATE calls SET released = 1 WHERE rollout_id = ? AND released = 0", (rollout_id,))
+        for segment, calls in segments:
+            tx.connection.execute("UPDATE segments SET live = live - ? WHERE segment = ?", (calls, segment))
+            count += calls
+    return count
+
+
+def forget_segments(tx: Transaction, segments: Sequence[str]) -> None:
+    """These segments are gone from the payload store."""
+    tx.connection.executemany("DELETE FROM segments WHERE segment = ? AND live = 0", [(segment,) for segment in segments])
+
+
+# --- steps and small values ------------------------------------------------------------------------------------------
+
+
+def plan_step(tx: Transaction, record: StepRecord) -> None:
+    """Assign finished training rollouts to an update; the identical plan again is a no-op."""
+    known = rows.steps(tx.connection.execute(f"{STEPS} WHERE s.step = ? {STEPS_ORDER}", (record.step,)).fetchall())
+    if known:
+        if (known[0].rollout_ids, known[0].policy_version) == (record.rollout_ids, record.policy_version):
+            return
+        raise ConflictError(f"step {record.step} is planned with other rollouts or policy version", "replay the recorded plan")
+    tx.connection.execute("INSERT INTO steps (step, policy_version) VALUES (?, ?)", (record.step, record.policy_version))
+    for position, rollout_id in enumerate(record.rollout_ids):
+        rollout = rows.find_rollout(tx.connection, rollout_id)
+        if not rollout.terminal or rollout.spec.purpose != "train":
+            kind = f"{rollout.state} {rollout.spec.purpose}"
+            raise ConflictError(f"step {record.step}: {rollout_id} is a {kind} rollout", "plan finished training rollouts only")
+        taken = tx.connection.execute("SELECT step FROM step_rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
+        if taken is not None:
+            raise ConflictError(
+                f"step {record.step}: rollout {rollout_id} already belongs to step {taken[0]}", "a rollout is trained once"
+            )
+        tx.connection.execute(
+            "INSERT INTO step_rollouts (rollout_id, step, position) VALUES (?, ?, ?)", (rollout_id, record.step, position)
+        )
+
+
+def commit_step(tx: Transaction, step: int, checkpoint: str) -> None:
+    """Mark a planned step as done. Again, after a replay, it may name another checkpoint."""
+    changed = tx.connection.execute("UPDATE steps SET committed = 1, checkpoint = ? WHERE step = ?", (checkpoint, step))
+    if changed.rowcount == 0:
+        raise ConflictError(f"step {step} was never planned", "call plan_step before computing an update")
+
+
+def set_meta(tx: Transaction, key: str, value: str) -> None:
+    """Write or overwrite one value."""
+    tx.connection.execute(
+        "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value)
+    )
+
+
+STEPS = (
+    "SELECT s.step, s.policy_version, s.committed, s.checkpoint, m.rollout_id"
+    " FROM steps s LEFT JOIN step_rollouts m ON m.step = s.step"
+)
+STEPS_ORDER = "ORDER BY s.step, m.position"
