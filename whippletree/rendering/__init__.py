@@ -1,1 +1,6 @@
 """Messages to tokens and back."""
+
+from whippletree.rendering.config import RenderingConfig
+from whippletree.rendering.renderer import ChatRenderer, load_renderer
+
+__all__ = ["ChatRenderer", "RenderingConfig", "load_renderer"]

@@ -1,0 +1,139 @@
+"""Chat templates render as transformers renders them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whippletree.errors import ConfigurationError, RequestError
+from whippletree.rendering import ChatRenderer, RenderingConfig, load_renderer
+from whippletree.types import Message, ToolCall, ToolSpec
+
+TOOLS = [ToolSpec(name="bash", description="runs <a> & é", parameters={"type": "object", "properties": {"command": {}}})]
+CALLS = (
+    ToolCall(id="c1", name="bash", arguments='{"command":"cat  amber <é> & \'x\'", "n": [1, 2.50]}'),
+    ToolCall(id="c2", name="bash", arguments='{"command": "oops'),
+)
+CONVERSATION = [
+    Message(role="system", content="Be brief.\n"),
+    Message(role="user", content="  go\n"),
+    Message(role="assistant", content="I look.", reasoning="first this", tool_calls=CALLS),
+    Message(role="tool", content="birch", tool_call_id="c1"),
+    Message(role="tool", content="error", tool_call_id="c2"),
+    Message(role="assistant", content="17"),
+    Message(role="user", content="and?"),
+]
+# What the reference is given: the same conversation, written out as an OpenAI client and a server would hand it over.
+REFERENCE: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief.\n"},
+    {"role": "user", "content": "  go\n"},
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "first this",
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "bash", "arguments": {"command": "cat  amber <é> & 'x'", "n": [1, 2.5]}},
+            },
+            {"id": "c2", "type": "function", "function": {"name": "bash", "arguments": '{"command": "oops'}},
+        ],
+    },
+    {"role": "tool", "content": "birch", "tool_call_id": "c1"},
+    {"role": "tool", "content": "error", "tool_call_id": "c2"},
+    {"role": "assistant", "content": "17"},
+    {"role": "user", "content": "and?"},
+]
+
+
+@pytest.mark.parametrize("model", ["thinking", "compact", "opened"])
+@pytest.mark.parametrize("tools", [[], TOOLS])
+def test_ids_equal_those_of_transformers(
+    renderer: Callable[..., ChatRenderer], models_dir: Path, model: str, tools: list[ToolSpec]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(str(models_dir / model))
+    functions = [
+        {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
+        for t in tools
+    ]
+    shows_calls = model != "opened"
+    ours = CONVERSATION if shows_calls else [m for m in CONVERSATION if not m.tool_calls]
+    theirs = REFERENCE if shows_calls else [m for m in REFERENCE if "tool_calls" not in m]
+    text = reference.apply_chat_template(theirs, tools=functions or None, add_generation_prompt=True, tokenize=False)
+    assert renderer(model).text(ours, tools) == text
+    assert renderer(model).render(ours, tools) == reference(text, add_special_tokens=False)["input_ids"]
+
+
+def test_tiny_is_short_and_keeps_arguments_as_sampled(renderer: Callable[..., ChatRenderer]) -> None:
+    assert renderer("tiny").text(CONVERSATION[:5], TOOLS) == (
+        "<|im_start|>tools\nbash<|im_end|>\n"
+        "<|im_start|>system\nBe brief.\n<|im_end|>\n"
+        "<|im_start|>user\n  go\n<|im_end|>\n"
+        '<|im_start|>assistant\nI look.<tool_call>{"name": "bash", "arguments": ' + CALLS[0].arguments + "}</tool_call>"
+        '<tool_call>{"name": "bash", "arguments": ' + CALLS[1].arguments + "}</tool_call><|im_end|>\n"
+        "<|im_start|>tool\nbirch<|im_end|>\n<|im_start|>tool\nerror<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_arguments_as_text_reach_a_template_that_takes_strings(renderer: Callable[..., ChatRenderer]) -> None:
+    assert CALLS[0].arguments not in renderer("thinking").text(CONVERSATION, TOOLS)
+    assert CALLS[0].arguments in renderer("thinking", arguments="text").text(CONVERSATION, TOOLS)
+
+
+def test_the_date_is_fixed_by_configuration(renderer: Callable[..., ChatRenderer]) -> None:
+    user = [Message(role="user", content="hi")]
+    assert "Today is 01 January 2026" in renderer("dated").text(user, [])
+    assert "Today is 29 February 2028" in renderer("dated", date="2028-02-29").text(user, [])
+
+
+def test_options_reach_the_template(models_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.jinja"
+    path.write_text("{{ 'loud ' if loud }}{{ messages[0].content }}<|im_end|>")
+    config = RenderingConfig(template=str(path), options={"loud": True})
+    assert (
+        load_renderer(models_dir / "tiny", config).decode(
+            load_renderer(models_dir / "tiny", config).render([Message(role="user", content="x")], [])
+        )
+        == "loud x<|im_end|>"
+    )
+
+
+def test_a_refusal_is_a_request_error_with_the_templates_words(renderer: Callable[..., ChatRenderer]) -> None:
+    with pytest.raises(RequestError, match="an assistant cannot begin") as caught:
+        renderer("compact").render([Message(role="assistant", content="x")], [])
+    assert caught.value.status == 400
+
+
+def test_calls_that_a_template_would_drop_are_refused(renderer: Callable[..., ChatRenderer]) -> None:
+    with pytest.raises(RequestError, match="leaves tool calls out"):
+        renderer("dated").render(CONVERSATION, TOOLS)
+
+
+def test_a_lone_surrogate_in_arguments_does_not_break_the_request(renderer: Callable[..., ChatRenderer]) -> None:
+    call = ToolCall(id="c", name="bash", arguments='{"command": "\\ud83d"}')
+    turn = Message(role="assistant", tool_calls=(call,))
+    assert '"command": "?"' in renderer("thinking").text([Message(role="user", content="x"), turn], TOOLS)
+
+
+def test_a_broken_template_names_the_setting(models_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jinja").write_text("{% for %}")
+    with pytest.raises(ConfigurationError, match="does not compile"):
+        load_renderer(models_dir / "tiny", RenderingConfig(template=str(tmp_path / "bad.jinja")))
+    with pytest.raises(ConfigurationError, match=r"rendering\.template"):
+        load_renderer(models_dir / "tiny", RenderingConfig(template=str(tmp_path / "missing.jinja")))
+    with pytest.raises(ConfigurationError, match="has no chat template"):
+        load_renderer(models_dir / "tiny", RenderingConfig())
+    with pytest.raises(ConfigurationError, match="ISO date"):
+        load_renderer(models_dir / "dated", RenderingConfig(date="tomorrow"))
+
+
+def test_a_template_cannot_reach_python(models_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "evil.jinja").write_text("{{ messages.__class__.__mro__ }}{{ messages.append(1) }}<|im_end|>")
+    loaded = load_renderer(models_dir / "tiny", RenderingConfig(template=str(tmp_path / "evil.jinja")))
+    with pytest.raises(RequestError, match=r"unsafe|__class__"):
+        loaded.render([Message(role="user", content="x")], [])

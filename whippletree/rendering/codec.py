@@ -1,0 +1,177 @@
+"""Text ⇄ ids for one tokenizer, exact to the byte.
+
+Invariants (tests/rendering/test_rendering_codec.py):
+- decode(a + b) is the text of the bytes of a followed by the bytes of b: no clean-up, no skipped token, no added space;
+- decode(encode(text)) == canonical(text), and canonical(text) == text unless the tokenizer itself rewrites text;
+- a Detokeniser's pieces, joined, are decode of all ids, wherever the ids are split, also inside a character.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from whippletree.errors import ConfigurationError
+from whippletree.types import Struct
+
+SPACE_MARK = "\u2581"
+PROBES = ("a", " a", "a  b", "\n\n", "x\r\n\ty ", "é日本語🙂", "{'a': 1}")
+
+
+def load_codec(path: Path) -> Codec:
+    """Read a `tokenizer.json`. Raises ConfigurationError when it is missing or cannot reproduce text exactly."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}", "give a model directory with a tokenizer.json"
+        ) from error
+    try:
+        spec = msgspec.json.decode(text, type=TokenizerSpec)
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot read
+        raise ConfigurationError(f"{path}: not a usable tokenizer file: {error}", "save the tokenizer again") from error
+    codec = Codec(tokenizer, spec)
+    for probe in PROBES:
+        back = codec.decode(codec.encode(probe))
+        if back != probe:
+            raise ConfigurationError(
+                f"{path}: {probe!r} comes back as {back!r}, so recorded ids cannot be extended", "use a byte-level tokenizer"
+            )
+    return codec
+
+
+class AddedToken(Struct):
+    """An entry of `added_tokens`. `lstrip` and `rstrip` swallow the white space beside the token.
+
+    Example: AddedToken(id=2, content="<|im_end|>")
+    """
+
+    id: int
+    content: str
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+class TokenizerSpec(Struct):
+    """The parts of a `tokenizer.json` that decide how ids become text.
+
+    Example: TokenizerSpec(added_tokens=(AddedToken(id=2, content="<|im_end|>"),), decoder={"type": "ByteLevel"})
+    """
+
+    added_tokens: tuple[AddedToken, ...] = ()
+    decoder: dict[str, Any] | None = None
+    normalizer: dict[str, Any] | None = None
+
+
+class Codec:
+    """One tokenizer. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, spec: TokenizerSpec) -> None:
+        self._tokenizer = tokenizer
+        self._pieces = _Pieces(tokenizer, spec)
+        self._added = frozenset(token.id for token in spec.added_tokens)
+        self.rewrites = spec.normalizer is not None or any(token.lstrip or token.rstrip for token in spec.added_tokens)
+        self._cached = lru_cache(maxsize=32)(self._encode)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return tuple(ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text; the text of a special token becomes that token. The last few texts are remembered."""
+        return list(self._cached(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens included; bytes that are no UTF-8 become U+FFFD; ids without a token are nothing."""
+        pieces = self._pieces
+        return b"".join([pieces[index] for index in ids]).decode("utf-8", "replace")
+
+    def canonical(self, text: str) -> str:
+        """The text as this tokenizer sees it (after its normaliser); the text itself where it rewrites nothing."""
+        return self.decode(self.encode(text)) if self.rewrites else text
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token by its exact name; None when there is none."""
+        index: int | None = self._tokenizer.token_to_id(token)
+        return index
+
+    def is_added(self, index: int) -> bool:
+        """True for tokens added beside the vocabulary (marks such as <|im_end|>)."""
+        return index in self._added
+
+    def detokeniser(self) -> Detokeniser:
+        """A fresh incremental decoder."""
+        return Detokeniser(self._pieces)
+
+
+class Detokeniser:
+    """Incremental decode: holds back bytes that do not make a whole character yet."""
+
+    def __init__(self, pieces: _Pieces) -> None:
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """Text that these further ids settle."""
+        return self._decoder.decode(b"".join([self._pieces[index] for index in ids]))
+
+    def flush(self) -> str:
+        """What is left: U+FFFD for the bytes of an unfinished character."""
+        return self._decoder.decode(b"", final=True)
+
+
+class _Pieces(dict[int, bytes]):
+    """Token id → its bytes, filled in as tokens are met."""
+
+    def __init__(self, tokenizer: Tokenizer, spec: TokenizerSpec) -> None:
+        super().__init__({token.id: token.content.encode() for token in spec.added_tokens})
+        kinds = _decoder_kinds(spec.decoder)
+        if "ByteLevel" not in kinds and "ByteFallback" not in kinds:
+            named = ", ".join(sorted(kinds)) or "none"
+            raise ConfigurationError(
+                f"tokenizer decoder {named} is not byte-exact", "use a byte-level or byte-fallback tokenizer"
+            )
+        self._tokenizer = tokenizer
+        self._byte_level = "ByteLevel" in kinds
+
+    def __missing__(self, index: int) -> bytes:
+        token = self._tokenizer.id_to_token(index) if index >= 0 else None
+        piece = b"" if token is None else _byte_level(token) if self._byte_level else _byte_fallback(token)
+        self[index] = piece
+        return piece
+
+
+def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
+    if not decoder:
+        return set()
+    if decoder["type"] == "Sequence":
+        return {kind for part in decoder["decoders"] for kind in _decoder_kinds(part)}
+    return {decoder["type"]}
+
+
+def _byte_level(token: str) -> bytes:
+    """Bytes behind the printable stand-ins of a byte-level vocabulary."""
+    table = _stand_ins()
+    return bytes([table[character] for character in token]) if all(c in table for c in token) else token.encode()
+
+
+def _byte_fallback(token: str) -> bytes:
+    """Bytes of a SentencePiece-style token: `<0xE4>` is one byte, U+2581 a space."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace(SPACE_MARK, " ").encode()
+
+
+@lru_cache(maxsize=1)
+def _stand_ins() -> dict[str, int]:
+    """Character → byte: printable Latin-1 stands for itself, every other byte in order for U+0100 onwards (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
