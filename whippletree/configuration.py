@@ -13,10 +13,11 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import itertools
 import textwrap
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -25,6 +26,7 @@ from whippletree.errors import ConfigurationError
 T = TypeVar("T", bound="Config")
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of configuration structs: immutable, keyword-only, unknown keys refused."""
 
@@ -129,7 +131,7 @@ def field_docs(kind: type[Any]) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     docs: dict[str, str] = {}
-    for statement, following in zip(body, body[1:], strict=False):
+    for statement, following in itertools.pairwise(body):
         if (
             isinstance(statement, ast.AnnAssign)
             and isinstance(statement.target, ast.Name)

@@ -1,21 +1,22 @@
 """The exception tree. Each message names the cause and the next step.
 
-    WhippletreeError
-    ├── ConfigurationError      a setting is wrong; names file and key
-    ├── TaskError               a task directory cannot be used; names file and key
-    ├── StoreError              a record cannot be written or read
-    │   ├── ConflictError       an illegal state transition; the state did not change
-    │   └── FencedError         a report of an attempt that is no longer the current one
-    ├── EngineError             an engine failed or answered nonsense
-    │   ├── EngineUnavailable   no answer now; a retry may help
-    │   ├── ContextOverflow     the prompt does not fit the model's context
-    │   └── WeightMismatch      after a weight sync the engine's logprobs are not the learner's
-    ├── RequestError            a harness's request cannot be served; carries an HTTP status
-    ├── SandboxError            a sandbox cannot be started, entered or stopped
-    ├── HarnessError            a harness cannot be launched or broke its contract
-    ├── VerifierError           a verifier gave no usable reward
-    ├── AlignmentError          ids, logprobs or masks of a call do not line up; names the call
-    └── NonFiniteError          NaN or inf would reach the optimiser; names the rows
+WhippletreeError
+├── ConfigurationError      a setting is wrong; names file and key
+├── TaskError               a task directory cannot be used; names file and key
+├── StoreError              a record cannot be written or read
+│   ├── ConflictError       an illegal state transition; the state did not change
+│   └── FencedError         a report of an attempt that is no longer the current one
+├── EngineError             an engine failed or answered nonsense
+│   ├── EngineUnavailable   no answer now; a retry may help
+│   ├── ContextOverflow     the prompt does not fit the model's context
+│   └── WeightMismatch      after a weight sync the engine's logprobs are not the learner's
+├── RequestError            a harness's request cannot be served; carries an HTTP status
+├── ProcessError            a supervised process did not get ready or kept dying
+├── SandboxError            a sandbox cannot be started, entered or stopped
+├── HarnessError            a harness cannot be launched or broke its contract
+├── VerifierError           a verifier gave no usable reward
+├── AlignmentError          ids, logprobs or masks of a call do not line up; names the call
+└── NonFiniteError          NaN or inf would reach the optimiser; names the rows
 """
 
 from __future__ import annotations
@@ -76,6 +77,10 @@ class RequestError(WhippletreeError):
         super().__init__(cause, next_step)
         self.status = status
         self.code = code
+
+
+class ProcessError(WhippletreeError):
+    """A supervised process did not get ready or kept dying; the message ends with its last lines of output."""
 
 
 class SandboxError(WhippletreeError):

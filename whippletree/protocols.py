@@ -14,7 +14,7 @@ Invariants (tests/test_protocols.py): every shipped implementation satisfies its
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -156,6 +156,18 @@ class PayloadStore(Protocol):
         """Raises StoreError when the payload is gone or damaged (checksum)."""
         ...
 
+    def segments(self) -> list[str]:
+        """Segments that nobody writes any more."""
+        ...
+
+    def remove(self, segments: Collection[str]) -> list[str]:
+        """Nothing of these segments is wanted any more. Returns those that are gone now; the others are asked for again."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        ...
+
 
 class AttemptOutcome(Struct):
     """How an attempt ended: exactly one of `result` with a reward, or `cause`. `requeue`: try the rollout again.
@@ -237,6 +249,10 @@ class Store(Protocol):
         """Raises StoreError when it was released."""
         ...
 
+    def release(self, rollout_ids: Sequence[str]) -> int:
+        """Give up the payloads of these rollouts; their records stay. Blocks; returns how many payloads were given up."""
+        ...
+
     def plan_step(self, record: StepRecord) -> Future[None]:
         """Assign rollouts to an update. Raises ConflictError when one of them already belongs to another step."""
         ...
@@ -247,6 +263,14 @@ class Store(Protocol):
 
     def steps(self) -> list[StepRecord]:
         """All steps in order."""
+        ...
+
+    def set_meta(self, key: str, value: str) -> Future[None]:
+        """Keep one small value of the run, overwriting an earlier one."""
+        ...
+
+    def meta(self, key: str) -> str | None:
+        """The value of `key`, or None."""
         ...
 
     def close(self) -> None:
@@ -321,7 +345,9 @@ class Sandbox(Protocol):
     isolation: str  # one sentence for people: what this backend does and does not isolate
     handle: SandboxHandle | None  # set by start
 
-    async def start(self) -> SandboxHandle: ...
+    async def start(self) -> SandboxHandle:
+        """Boot it. Raises SandboxError with what the backend said."""
+        ...
 
     async def exec(
         self,
@@ -331,7 +357,9 @@ class Sandbox(Protocol):
         environment: Mapping[str, str] | None = None,
         cwd: str = "",
         output_limit: int = 1_000_000,
-    ) -> ExecResult: ...
+    ) -> ExecResult:
+        """Run a command to its end; at `timeout` seconds it and its children are killed."""
+        ...
 
     async def put(self, source: Path, target: str) -> None:
         """Copy a host file or directory to a path that does not exist yet inside."""
@@ -345,7 +373,9 @@ class Sandbox(Protocol):
         """End every process that was started inside; the sandbox and its files stay."""
         ...
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """End everything in it and remove it."""
+        ...
 
 
 # --- harnesses -------------------------------------------------------------------------------------------------------

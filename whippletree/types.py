@@ -11,7 +11,7 @@ Invariants held here (tests/test_types.py):
 from __future__ import annotations
 
 import enum
-from typing import Any, Literal
+from typing import Any, Literal, dataclass_transform
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Launch = Literal["process", "pool"]
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of every record: immutable, keyword-only, defaults left out on the wire."""
 
@@ -156,6 +157,8 @@ class TokenChunk(Struct):
 
     `logprobs`: natural log, float32 precision, of each sampled token under softmax(logits / temperature) over the full
     vocabulary (before top-k/top-p).
+    `versions`: only on the last chunk, and only from engines that tell versions at the end of a turn: spans over the whole
+    turn, which then replace the chunks' `policy_version`.
 
     Example: TokenChunk(token_ids=[5], logprobs=[-0.1], policy_version=3, finish_reason="stop", cached_tokens=12)
     """
@@ -165,6 +168,7 @@ class TokenChunk(Struct):
     policy_version: int
     finish_reason: Literal["stop", "length", "abort"] | None = None
     cached_tokens: int = 0
+    versions: tuple[VersionSpan, ...] = ()
 
 
 class EngineStatus(Struct):
@@ -293,7 +297,7 @@ class CallPayload(msgspec.Struct, kw_only=True):
 # --- rollouts --------------------------------------------------------------------------------------------------------
 
 
-class CauseClass(str, enum.Enum):
+class CauseClass(enum.StrEnum):
     """Whose fault a failure is. All of them leave the reward None; a wrong answer is not a failure."""
 
     ENGINE = "engine"
@@ -423,7 +427,7 @@ class Event(Struct):
 
 class StepRecord(Struct):
     """One optimiser update, planned before it is computed and committed with its checkpoint. On resume, planned steps after
-    the last checkpoint are replayed with the same rollouts, so that each rollout is trained exactly once in the weights' history.
+    the last checkpoint are replayed with the same rollouts: each rollout is trained exactly once in the weights' history.
 
     Example: StepRecord(step=3, policy_version=4, rollout_ids=("a", "b"), committed=True, checkpoint="checkpoints/step-0003")
     """

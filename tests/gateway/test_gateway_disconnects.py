@@ -1,0 +1,74 @@
+"""What becomes of a call whose harness goes away."""
+
+import asyncio
+
+from whippletree.engines.scripted import Faults
+from whippletree.gateway.keys import mint
+
+SECRET = bytes(range(32))
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def running(engine):
+    return (await engine.status()).running
+
+
+async def test_a_stream_that_is_dropped_ends_the_engines_request_and_is_recorded_undelivered(make_world):
+    async with make_world(None, faults=Faults(token_seconds=0.02)) as world:
+        body = {"messages": [user("go")], "stream": True}
+        async with world.http.post(f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions", json=body) as response:
+            assert b'"content":' in await response.content.readany()
+            assert await running(world.engines[0]) == 1
+            response.close()
+        await until(world.calls)
+        assert await running(world.engines[0]) == 0
+        (call,) = world.calls()
+        assert (call.finish_reason, call.delivered, call.streamed) == ("abort", False, True)
+        payload = world.store.payload(call)
+        assert len(payload.sampled_ids) == len(payload.logprobs) == call.sampled_tokens > 0
+        assert (await world.control.status_async()).in_flight == 0
+
+
+async def test_a_client_that_leaves_before_the_first_token_leaves_no_record(make_world):
+    async with make_world(None, faults=Faults(first_token_seconds=30.0)) as world:
+        gone = asyncio.create_task(world.chat([user("go")]))
+        while not await running(world.engines[0]):
+            await asyncio.sleep(0.01)
+        gone.cancel()
+        while await running(world.engines[0]):
+            await asyncio.sleep(0.01)
+        assert world.calls() == []
+        assert (await world.control.status_async()).in_flight == 0
+
+
+async def test_a_client_that_leaves_while_held_is_forgotten(make_world):
+    async with make_world(lambda prompt: "hi") as world:
+        await world.control.hold_async()
+        gone = asyncio.create_task(world.chat([user("go")]))
+        stays = asyncio.create_task(world.chat([user("stay")], rollout="r1"))
+        while (await world.control.status_async()).waiting != 2:
+            await asyncio.sleep(0.01)
+        gone.cancel()
+        while (await world.control.status_async()).waiting != 1:
+            await asyncio.sleep(0.01)
+        await world.control.release_async()
+        assert (await stays)[0] == 200
+        assert world.calls("r0") == []
+        assert len(world.calls("r1")) == 1
+
+
+async def test_one_of_two_followers_that_leaves_takes_nothing_from_the_other(make_world):
+    async with make_world(["only one"], faults=Faults(token_seconds=0.02)) as world:
+        gone, stays = (asyncio.create_task(world.chat([user("go")])) for _ in range(2))
+        await asyncio.sleep(0.06)
+        gone.cancel()
+        status, reply = await stays
+        assert (status, reply["choices"][0]["message"]["content"]) == (200, "only one")

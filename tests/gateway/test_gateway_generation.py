@@ -1,0 +1,175 @@
+"""Sampling across failures: unavailable engines, broken streams, another replica, nonsense from an engine."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from whippletree.engines.scripted import Faults, ScriptedEngine
+from whippletree.errors import AlignmentError
+from whippletree.gateway.generation import Sampled, check_alignment, effective_sampling
+from whippletree.gateway.keys import mint
+from whippletree.types import RequestedSampling, Sampling, TokenChunk, VersionSpan, WeightUpdate
+
+SECRET = bytes(range(32))
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def engine(**settings):
+    return ScriptedEngine(None, vocabulary=420, context=4096, **settings)
+
+
+async def agrees_with_scores(world, call, scorer):
+    """Every sampled id has the logprob that the engine gives it after the whole prompt and all earlier ids."""
+    payload = world.store.payload(call)
+    prompt = world.prompt_ids(call)
+    scores = await scorer.score([*prompt, *payload.sampled_ids.tolist()])
+    return np.allclose(payload.logprobs, scores[len(prompt) - 1 :], atol=1e-5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_whose_engine_dies_again_and_again_is_one_whole_reply(make_world, stream):
+    sampling = Sampling(max_tokens=25, seed=3)
+    async with make_world(None, engines=[engine(faults=Faults(reset_after=7))], sampling=sampling) as world:
+        if stream:
+            key = mint(SECRET, "r0", 1)
+            body = {"messages": [user("go")], "stream": True, "stream_options": {"include_usage": True}}
+            async with world.http.post(f"{world.url}/r/{key}/v1/chat/completions", json=body) as response:
+                text = await response.text()
+            assert text.endswith("data: [DONE]\n\n")
+            assert "error" not in text
+        else:
+            assert (await world.chat([user("go")]))[0] == 200
+        (call,) = world.calls()
+        assert call.sampled_tokens == 25 or call.finish_reason == "stop"
+        assert call.sampled_tokens > 7
+        assert await agrees_with_scores(world, call, world.engines[0])
+        assert call.versions == (VersionSpan(start=0, policy_version=0),)
+        assert (await world.control.status_async()).resumed >= 1
+
+
+async def test_an_engine_that_is_not_there_is_waited_for(make_world):
+    async with make_world(lambda prompt: "hello", faults=Faults(unavailable=3)) as world:
+        status, reply = await world.chat([user("go")])
+        assert (status, reply["choices"][0]["message"]["content"]) == (200, "hello")
+        health = (await world.control.status_async()).engines[0]
+        assert (health.answering, health.last_error) == (True, "")
+
+
+async def test_another_replica_goes_on_where_the_first_broke(make_world):
+    broken = engine(faults=Faults(reset_after=5))
+    whole = engine()
+    await whole.update_weights(WeightUpdate(directory="", policy_version=4))
+    async with make_world(None, engines=[broken, whole], sampling=Sampling(max_tokens=20)) as world:
+        status, reply = await world.chat([user("go")])
+        (call,) = world.calls()
+        assert status == 200
+        assert call.versions == (VersionSpan(start=0, policy_version=0), VersionSpan(start=5, policy_version=4))
+        assert await agrees_with_scores(world, call, whole)
+        assert reply["usage"]["completion_tokens"] == call.sampled_tokens
+
+
+async def test_when_no_engine_answers_for_too_long_the_harness_is_told_to_come_back(make_world):
+    async with make_world(None, faults=Faults(unavailable=10**6), engine_wait_limit=0.3) as world:
+        headers = {"Authorization": "Bearer " + mint(SECRET, "r0", 1)}
+        body = {"messages": [user("go")]}
+        async with world.http.post(world.url + "/v1/chat/completions", json=body, headers=headers) as response:
+            assert response.status == 503
+            assert int(response.headers["Retry-After"]) > 0
+            assert (await response.json())["error"]["code"] == "engine_unavailable"
+        health = (await world.control.status_async()).engines[0]
+        assert not health.answering
+        assert "unavailable" in health.last_error
+
+
+async def test_time_spent_held_does_not_count_as_waiting_for_an_engine(make_world):
+    async with make_world(lambda prompt: "hello", faults=Faults(unavailable=2), engine_wait_limit=5.0) as world:
+        await world.control.hold_async()
+        pending = asyncio.create_task(world.chat([user("go")]))
+        await asyncio.sleep(0.3)
+        await world.control.release_async()
+        assert (await pending)[0] == 200
+
+
+async def test_a_silent_engine_counts_as_not_answering(make_world):
+    silent = engine(faults=Faults(first_token_seconds=60.0))
+    async with make_world(
+        None, engines=[silent, engine()], engine_silence_limit=0.15, sampling=Sampling(max_tokens=5)
+    ) as world:
+        assert (await world.chat([user("go")]))[0] == 200
+        assert (await silent.status()).running == 0
+
+
+@pytest.mark.parametrize("faults", [Faults(no_logprobs=True), Faults(drop_ids=True)])
+async def test_ids_and_logprobs_that_do_not_line_up_are_refused_and_never_recorded(make_world, faults):
+    async with make_world(None, faults=faults) as world:
+        status, body = await world.chat([user("go")])
+        assert (status, body["error"]["code"]) == (502, "engine_error")
+        assert body["error"]["message"].startswith("call c-")
+        assert world.calls() == []
+
+
+async def test_an_engine_that_breaks_after_tokens_leaves_a_record_with_the_cause(make_world):
+    class Breaks(ScriptedEngine):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                yield chunk
+                if chunk.token_ids:
+                    yield TokenChunk(token_ids=[1], logprobs=[], policy_version=0)
+
+    async with make_world(None, engines=[Breaks(None, vocabulary=420, context=4096)]) as world:
+        assert (await world.chat([user("go")]))[0] == 502
+        (call,) = world.calls()
+        assert (call.finish_reason, call.sampled_tokens, call.delivered) == ("error", 1, False)
+        assert call.error.startswith(f"call {call.call_id}: the engine sent 1 ids with 0 logprobs")
+        assert (await world.chat([user("go")]))[0] == 502  # nothing is replayed or gone on with
+        assert len(world.calls()) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_of_another_kind_is_a_500_in_the_dialects_form(make_world, caplog, stream):
+    class Faulty(ScriptedEngine):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                yield chunk
+                raise ZeroDivisionError("a mistake of ours")
+
+    async with make_world(None, engines=[Faulty(None, vocabulary=420, context=4096)]) as world:
+        headers = {"Authorization": "Bearer " + mint(SECRET, "r0", 1)}
+        body = {"messages": [user("go")], "stream": stream}
+        async with world.http.post(world.url + "/v1/chat/completions", json=body, headers=headers) as response:
+            text = await response.text()
+        assert '"code":"internal_error"' in text
+        assert "[DONE]" not in text
+        assert "a mistake of ours" not in text
+        assert "ZeroDivisionError: a mistake of ours" in caplog.text
+        assert world.calls()[0].finish_reason == "error"
+
+
+def test_a_logprob_that_is_not_finite_is_refused():
+    for value in (float("nan"), float("-inf")):
+        with pytest.raises(AlignmentError, match="call c-1"):
+            check_alignment(TokenChunk(token_ids=[1], logprobs=[value], policy_version=0), "c-1")
+
+
+def test_the_smallest_limit_wins_and_seeds_differ_between_turns():
+    spec = Sampling(max_tokens=50, seed=7)
+    assert effective_sampling(spec, RequestedSampling(), 0, 100).max_tokens == 50
+    assert effective_sampling(spec, RequestedSampling(max_tokens=10), 0, 100).max_tokens == 10
+    assert effective_sampling(spec, RequestedSampling(max_tokens=10), 0, 4).max_tokens == 4
+    seeds = [effective_sampling(spec, RequestedSampling(), place, 9).seed for place in range(50)]
+    assert len(set(seeds)) == 50
+    assert effective_sampling(Sampling(), RequestedSampling(seed=3), 0, 9).seed is None
+
+
+def test_versions_that_an_engine_tells_at_the_end_replace_those_of_its_request_only():
+    sampled = Sampled()
+    sampled.take(TokenChunk(token_ids=[1, 2], logprobs=[-1.0, -1.0], policy_version=3), "c", 0)
+    sampled.take(TokenChunk(token_ids=[3, 4], logprobs=[-1.0, -1.0], policy_version=5), "c", 2)
+    told = (VersionSpan(start=0, policy_version=4), VersionSpan(start=1, policy_version=5))
+    sampled.take(TokenChunk(token_ids=[], logprobs=[], policy_version=5, finish_reason="stop", versions=told), "c", 2)
+    assert [(span.start, span.policy_version) for span in sampled.versions] == [(0, 3), (2, 4), (3, 5)]
+    assert sampled.ended()

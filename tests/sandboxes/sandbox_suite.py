@@ -1,0 +1,299 @@
+"""What every backend must do. `make` starts a sandbox that is stopped at the end of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whippletree import sandboxes
+from whippletree.errors import SandboxError
+from whippletree.protocols import ExecResult, Limits, Sandbox, SandboxSpec
+
+Make = Callable[..., Awaitable[sandboxes.Box]]
+
+
+async def sh(box: sandboxes.Box, command: str, timeout: float = 20.0, **more: Any) -> ExecResult:
+    return await box.exec(("/bin/sh", "-c", command), timeout=timeout, **more)
+
+
+def processes_with(mark: str) -> list[int]:
+    """Host pids whose command line holds `mark`."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                if mark.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
+                    found.append(int(entry))
+    return found
+
+
+def left_behind(root: Path) -> dict[str, list[str]]:
+    """Everything that sandboxes below `root` would leave: folders, cgroups, mounts, processes."""
+    groups = [str(path) for path in Path("/sys/fs/cgroup").rglob("whippletree-*") if path.name.startswith(group_prefix(root))]
+    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(root) in line]
+    return {
+        "folders": [path.name for path in root.iterdir()] if root.exists() else [],
+        "cgroups": groups,
+        "mounts": mounts,
+        "processes": [str(pid) for pid in processes_with(str(root))],
+    }
+
+
+def group_prefix(root: Path) -> str:
+    from whippletree.sandboxes import cgroups
+
+    return cgroups.name_of(str(root), "")
+
+
+NOTHING: dict[str, list[str]] = {"folders": [], "cgroups": [], "mounts": [], "processes": []}
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for what another process does; fails after a long time only."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail(f"never came: {what}")
+
+
+class Suite:
+    """Subclasses set `kind` (and may skip)."""
+
+    kind: str
+
+    async def test_it_is_a_sandbox_with_a_sentence_about_its_isolation(self, make: Make) -> None:
+        box = await make(self.kind)
+        assert isinstance(box, Sandbox)
+        assert box.isolation.startswith(self.kind)
+        assert box.handle is not None and box.handle.backend == self.kind
+
+    async def test_a_command_runs_in_the_work_directory_with_merged_output_and_its_code(self, make: Make) -> None:
+        box = await make(self.kind)
+        done = await sh(box, "pwd; echo out; echo err >&2; exit 3")
+        assert box.handle is not None
+        assert (done.exit_code, done.output) == (3, f"{box.handle.workdir}\nout\nerr\n")
+        assert not done.timed_out and not done.truncated and done.seconds > 0
+
+    async def test_a_signal_is_a_negative_code(self, make: Make) -> None:
+        assert (await sh(await make(self.kind), "kill -TERM $$")).exit_code == -15
+
+    async def test_output_that_is_not_utf8_is_replaced(self, make: Make) -> None:
+        assert (await sh(await make(self.kind), r"printf 'a\377b'")).output == "a�b"
+
+    async def test_a_missing_program_and_a_missing_directory_say_so(self, make: Make) -> None:
+        box = await make(self.kind)
+        missing = await box.exec(("no-such-program",), timeout=10)
+        assert (missing.exit_code, missing.output) == (127, "no-such-program: command not found\n")
+        nowhere = await sh(box, "true", cwd="/no/such")
+        assert nowhere.exit_code == 126 and "No such file" in nowhere.output
+
+    async def test_the_environment_is_the_sandboxs_the_specs_and_the_commands(self, make: Make, monkeypatch: Any) -> None:
+        monkeypatch.setenv("SECRET_OF_THE_HOST", "x")
+        box = await make(self.kind, environment={"FROM_SPEC": "1", "BOTH": "spec"})
+        done = await sh(box, "env", environment={"FROM_EXEC": "2", "BOTH": "exec"})
+        lines = done.output.splitlines()
+        assert {"FROM_SPEC=1", "FROM_EXEC=2", "BOTH=exec", "USER=agent"} <= set(lines)
+        assert "SECRET_OF_THE_HOST" not in done.output
+
+    async def test_output_beyond_the_limit_is_drained_and_dropped(self, make: Make) -> None:
+        done = await sh(await make(self.kind), "head -c 3000000 /dev/zero | tr '\\0' x; echo end; exit 4", output_limit=1000)
+        assert (done.exit_code, len(done.output), done.truncated) == (4, 1000, True)
+
+    async def test_a_timeout_kills_all_that_the_command_started_and_keeps_the_output(self, make: Make) -> None:
+        box = await make(self.kind)
+        mark = f"77{os.getpid()}"
+        done = await sh(
+            box, f"echo hi; setsid sleep {mark}1 & (sleep {mark}2 &) ; setsid -f sleep {mark}3; sleep {mark}4", timeout=0.5
+        )
+        assert (done.exit_code, done.output, done.timed_out) == (124, "hi\n", True)
+        assert processes_with(f"sleep\0{mark}") == []
+
+    async def test_a_timeout_leaves_other_commands_alone(self, make: Make) -> None:
+        box = await make(self.kind)
+        slow = asyncio.create_task(sh(box, "sleep 1.2; echo done"))
+        assert (await sh(box, "sleep 60", timeout=0.3)).timed_out
+        assert (await slow).output == "done\n"
+
+    async def test_background_processes_outlive_their_command_until_kill_all(self, make: Make) -> None:
+        box = await make(self.kind)
+        mark = f"78{os.getpid()}"
+        assert (await sh(box, f"setsid sleep {mark} >/dev/null 2>&1 &")).exit_code == 0
+        assert len(processes_with(f"sleep\0{mark}")) == 1
+        await sh(box, "echo kept > note")
+        await box.kill_all()
+        assert processes_with(f"sleep\0{mark}") == []
+        assert (await sh(box, "cat note")).output == "kept\n"
+
+    async def test_kill_all_ends_running_commands_too(self, make: Make) -> None:
+        box = await make(self.kind)
+        running = asyncio.create_task(sh(box, "echo started; sleep 60"))
+        await asyncio.sleep(0.3)
+        await box.kill_all()
+        ended = await running
+        assert ended.exit_code == -9 and not ended.timed_out
+
+    async def test_cancelling_an_exec_ends_its_command(self, make: Make) -> None:
+        box = await make(self.kind)
+        mark = f"79{os.getpid()}"
+        running = asyncio.create_task(sh(box, f"sleep {mark}"))
+        await until(lambda: len(processes_with(f"sleep\0{mark}")) == 1, "the command")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await until(lambda: not processes_with(f"sleep\0{mark}"), "the command's end")
+
+    async def test_attach_runs_commands_from_threads(self, make: Make) -> None:
+        box = await make(self.kind)
+        assert box.handle is not None
+        other = sandboxes.attach(box.handle)
+
+        def work(number: int) -> str:
+            return other.exec(("/bin/sh", "-c", f"echo {number} | tee f{number}"), timeout=20).output
+
+        outputs = await asyncio.gather(*(asyncio.to_thread(work, number) for number in range(12)))
+        assert outputs == [f"{number}\n" for number in range(12)]
+        late = await asyncio.to_thread(lambda: other.exec(("sleep", "60"), timeout=0.2))
+        assert (late.exit_code, late.timed_out) == (124, True)
+        assert sorted((await sh(box, "ls")).output.split()) == sorted(f"f{number}" for number in range(12))
+
+    async def test_files_of_the_spec_are_copied_with_their_modes(self, make: Make, tmp_path: Path) -> None:
+        data = tmp_path / "data"
+        (data / "deep").mkdir(parents=True)
+        (data / "deep" / "a").write_text("A")
+        (data / "link").symlink_to("deep/a")
+        tool = tmp_path / "tool"
+        tool.write_text("#!/bin/sh\necho tool $0\n")
+        tool.chmod(0o755)
+        files = ((str(data), "/app"), (str(tool), "/usr/local/bin/wt-tool"))
+        box = await make(self.kind, files=files)
+        assert (await sh(box, "cat deep/a link; wt-tool | cut -c1-4; echo b > deep/b")).output == "AAtool"[:2] + "tool\n"
+        assert (tmp_path / "data" / "deep" / "b").exists() is False
+
+    async def test_put_and_read(self, make: Make, tmp_path: Path) -> None:
+        box = await make(self.kind)
+        (tmp_path / "t").mkdir()
+        (tmp_path / "t" / "run.sh").write_text("echo ran\n")
+        await box.put(tmp_path / "t", "/tests")
+        assert await box.read("/tests/run.sh") == b"echo ran\n"
+        assert await box.read("/tests/run.sh", limit=4) == b"echo"
+        assert (await box.exec(("/bin/sh", "/tests/run.sh"), timeout=10)).output == "ran\n"
+        assert await box.read("/logs/none") is None
+        assert await box.read("/none/none") is None
+        with pytest.raises(SandboxError, match="File exists"):
+            await box.put(tmp_path / "t" / "run.sh", "/tests/run.sh")
+        with pytest.raises(SandboxError, match="No such file"):
+            await box.put(tmp_path / "missing", "/tests/x")
+
+    async def test_a_command_may_start_at_the_root_of_the_sandbox(self, make: Make, tmp_path: Path) -> None:
+        box = await make(self.kind)
+        (tmp_path / "x").write_text("x")
+        await box.put(tmp_path / "x", "/tests/x")
+        assert (await sh(box, "cat tests/x; echo 1 > logs/reward", cwd="/")).output == "x"
+        assert await box.read("/logs/reward") == b"1\n"
+
+    async def test_no_symbolic_link_is_followed(self, make: Make, tmp_path: Path) -> None:
+        box = await make(self.kind)
+        await sh(box, "ln -s /etc/passwd l; ln -s /etc d; mkfifo pipe; mkdir dir")
+        for path in ("/app/l", "/app/d/passwd", "/app/pipe", "/app/dir"):
+            with pytest.raises(SandboxError):
+                await box.read(path)
+        (tmp_path / "x").write_text("x")
+        for target in ("/app/d/x", "/app/l", "/app/../../x", "relative"):
+            with pytest.raises(SandboxError):
+                await box.put(tmp_path / "x", target)
+
+    async def test_limits_hold(self, make: Make) -> None:
+        box = await make(self.kind, limits=Limits(memory_mb=256, processes=32, open_files=64, file_mb=1))
+        assert (await sh(box, "ulimit -n; ulimit -c; ulimit -f")).output.split() == ["64", "0", "2048"]
+        big = await sh(box, "head -c 5000000 /dev/zero > big; wc -c < big")
+        assert big.output.split()[-1] == "1048576"
+        memory = await box.exec(("python3", "-c", "x = bytearray(600 << 20); print(len(x))"), timeout=30)
+        assert memory.exit_code != 0 and "629145600" not in memory.output
+
+    async def test_stop_is_idempotent_and_leaves_nothing(self, make: Make, sandbox_root: Path) -> None:
+        box = await make(self.kind)
+        await sh(
+            box,
+            "setsid sleep 600 >/dev/null 2>&1 & mkdir locked; touch locked/f; chmod 0 locked; setsid -f sleep 601 >/dev/null 2>&1",
+        )
+        await box.stop()
+        await box.stop()
+        assert left_behind(sandbox_root) == NOTHING
+        with pytest.raises(SandboxError, match="start it first"):
+            await sh(box, "true")
+        assert box.handle is not None
+        with pytest.raises(SandboxError, match="cannot be reached"):
+            sandboxes.attach(box.handle).exec(("true",), timeout=1)
+
+    async def test_thirty_in_a_row_leave_nothing(self, make: Make, sandbox_root: Path) -> None:
+        for number in range(30):
+            box = await make(self.kind, sandbox_id=f"row-{number % 3}")
+            assert (await sh(box, "echo ok; setsid sleep 600 >/dev/null 2>&1 &")).output == "ok\n"
+            await box.stop()
+        assert left_behind(sandbox_root) == NOTHING
+
+    async def test_ten_at_once_leave_nothing(self, make: Make, sandbox_root: Path) -> None:
+        boxes = await asyncio.gather(*(make(self.kind, sandbox_id=f"many-{number}") for number in range(10)))
+        outputs = await asyncio.gather(*(sh(box, "pwd > where; cat where") for box in boxes))
+        assert [done.exit_code for done in outputs] == [0] * 10
+        await asyncio.gather(*(box.stop() for box in boxes))
+        assert left_behind(sandbox_root) == NOTHING
+
+    async def test_a_sandbox_of_the_same_name_is_refused_while_it_lives(self, make: Make) -> None:
+        await make(self.kind, sandbox_id="twin")
+        with pytest.raises(SandboxError, match="File exists"):
+            await make(self.kind, sandbox_id="twin")
+
+    async def test_bad_specs_are_refused(self, make: Make) -> None:
+        for spec in (
+            {"sandbox_id": "../up"},
+            {"sandbox_id": ""},
+            {"sandbox_id": "x" * 65},
+            {"workdir": "app"},
+            {"workdir": "/app/../etc"},
+            {"workdir": "/"},
+            {"workdir": "/usr/x"},
+            {"files": (("/nowhere/at/all", "/app"),)},
+        ):
+            with pytest.raises(SandboxError):
+                await make(self.kind, **spec)
+
+    async def test_the_death_of_the_keeper_ends_everything_and_clean_removes_the_rest(
+        self, make: Make, sandbox_root: Path
+    ) -> None:
+        import msgspec
+
+        from whippletree.sandboxes.keeper import Kept
+
+        box = await make(self.kind, sandbox_id="orphan")
+        mark = f"76{os.getpid()}"
+        await sh(box, f"setsid -f sleep {mark} >/dev/null 2>&1")
+        kept = msgspec.json.decode((sandbox_root / "orphan" / "state.json").read_bytes(), type=Kept)
+        os.kill(kept.keeper, 9)
+        with pytest.raises(SandboxError):
+            await sh(box, "true")
+        if self.kind == "bubblewrap":
+            await until(lambda: not processes_with(f"sleep\0{mark}"), "the end of its processes")
+        cleaned = await asyncio.to_thread(sandboxes.clean, sandboxes.SandboxConfig(root=str(sandbox_root)), "orph")
+        assert cleaned.removed == ("orphan",)
+        assert processes_with(f"sleep\0{mark}") == []
+        await box.stop()
+        assert left_behind(sandbox_root) == NOTHING
+
+    async def test_clean_leaves_the_living_alone(self, make: Make, sandbox_root: Path) -> None:
+        box = await make(self.kind, sandbox_id="alive")
+        cleaned = await asyncio.to_thread(sandboxes.clean, sandboxes.SandboxConfig(root=str(sandbox_root)), "")
+        assert (cleaned.removed, cleaned.alive) == ((), ("alive",))
+        assert (await sh(box, "echo on")).output == "on\n"
+
+
+def spec_of(**fields: Any) -> SandboxSpec:
+    return SandboxSpec(**({"sandbox_id": f"t-{time.monotonic_ns()}"} | fields))

@@ -1,0 +1,34 @@
+"""The process backend: the suite, and that it claims nothing that it does not do."""
+
+from __future__ import annotations
+
+from sandbox_suite import Make, Suite, sh
+
+
+class TestProcess(Suite):
+    kind = "process"
+
+
+async def test_it_says_that_it_isolates_nothing(make: Make) -> None:
+    box = await make("process")
+    assert "NO isolation" in box.isolation
+
+
+async def test_the_gateway_is_where_it_is_on_the_host(make: Make) -> None:
+    box = await make("process", gateway=("127.0.0.1", 4242))
+    assert box.gateway == ("127.0.0.1", 4242)
+
+
+async def test_arguments_that_name_something_in_the_folder_are_rewritten(make: Make) -> None:
+    box = await make("process")
+    await sh(box, "echo x > note")
+    done = await box.exec(("cat", "/app/note"), timeout=10)
+    assert done.output == "x\n"
+    untouched = await box.exec(("echo", "/usr/bin", "/", "app", "/app/../x"), timeout=10)
+    assert untouched.output == "/usr/bin / app /app/../x\n"
+
+
+async def test_scripts_find_the_folder_in_the_environment(make: Make) -> None:
+    box = await make("process")
+    done = await sh(box, 'echo 1 > "$WHIPPLETREE_ROOT/logs/r"; pwd')
+    assert done.exit_code == 0 and await box.read("/logs/r") == b"1\n"

@@ -1,0 +1,230 @@
+"""`whippletree train` and `whippletree eval`: prepare a run directory, start its processes, watch, stop.
+
+train ─► prepare (configuration, model, tasks, ports) ─► supervisor: engine, gateway, controller, learner
+  └── reads the record twice a second and shows it; waits for the learner's end; Ctrl-C stops all in reverse order
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from whippletree.configuration import dump, load
+from whippletree.control.supervisor import ChildSpec, Supervisor
+from whippletree.engines.config import EmbeddedConfig, VllmConfig
+from whippletree.errors import ConfigurationError, ProcessError
+from whippletree.gateway.keys import load_secret
+from whippletree.loop.config import RunConfig
+from whippletree.loop.layout import Layout, Services
+from whippletree.loop.metrics import Summary
+from whippletree.loop.models import prepare_model
+from whippletree.loop.watch import Watch
+from whippletree.protocols import Store
+from whippletree.sandboxes import choose
+from whippletree.store import open_store
+from whippletree.types import Purpose
+from whippletree.ui.panel import RunView
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "whippletree"
+POLL_SECONDS = 0.5
+PURPOSES: tuple[Purpose, ...] = ("train", "eval")
+
+
+def add_commands(commands: Any) -> None:
+    """Register the commands of this module."""
+    for name, text, run in (
+        ("train", "train: everything on this machine", _train),
+        ("eval", "evaluate the held-out tasks, without training", _evaluate),
+    ):
+        parser = commands.add_parser(name, help=text)
+        parser.add_argument("run_file", type=Path, nargs="?", help="a run file (TOML); left out with --resume")
+        parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=c", help="override one key")
+        parser.add_argument("--run-dir", type=Path, help="the run directory; default: run.directory/run.name")
+        parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
+        parser.add_argument("--overwrite", action="store_true", help="remove an earlier run of the same name first")
+        parser.add_argument("--plain", action="store_true", help="one line per event instead of the live panel")
+        parser.set_defaults(run=run)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    return _run(arguments, ())
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    return _run(arguments, ("loop.steps=0",))
+
+
+def _run(arguments: argparse.Namespace, more: tuple[str, ...]) -> int:
+    console = Console(force_terminal=False if arguments.plain else None)
+    config, layout = _open(arguments, more)
+    with (
+        closing(Counts(layout)) as counts,
+        RunView(layout.directory, config.loop.steps, console=console, activity=counts) as view,
+    ):
+        if not layout.services_file.is_file():
+            _prepare(config, layout, view)
+        services = layout.read_services()
+        view.say(services.isolation)
+        _supervise(config, layout, view)
+        view.say("finished")
+    return _finish(layout, console)
+
+
+def _open(arguments: argparse.Namespace, more: tuple[str, ...]) -> tuple[RunConfig, Layout]:
+    """The run's configuration and directory: a new one, or that of --resume."""
+    overrides = (*arguments.overrides, *more)
+    if arguments.resume is not None:
+        layout = Layout(arguments.resume.resolve())
+        if not layout.config.is_file():
+            raise ConfigurationError(f"{arguments.resume} holds no run", "give the directory of a run, for example runs/demo")
+        if arguments.overrides or arguments.run_file:
+            raise ConfigurationError("--resume goes on with the run's own configuration", "leave out the run file and --set")
+        return load(RunConfig, layout.config), layout
+    if arguments.run_file is None:
+        raise ConfigurationError("no run file", "give one, for example examples/demo.toml, or --resume DIR")
+    config = load(RunConfig, arguments.run_file, overrides)
+    directory = arguments.run_dir or Path(config.run.directory) / config.run.name
+    layout = Layout(directory.resolve())
+    if layout.config.exists():
+        if not arguments.overwrite:
+            raise ConfigurationError(f"{directory} holds a run", f"go on with --resume {directory}, or give --overwrite")
+        shutil.rmtree(layout.directory)
+    layout.directory.mkdir(parents=True, exist_ok=True)
+    layout.config.write_text(dump(config), encoding="utf-8")
+    return config, layout
+
+
+def _prepare(config: RunConfig, layout: Layout, view: RunView) -> None:
+    from whippletree.loop.learning import resolve_sources
+
+    started = time.time()
+    view.say("writing tasks")
+    sources, heldout = resolve_sources(config, layout)
+    view.say(f"{sum(len(source.tasks) for source in sources)} training tasks, {len(heldout)} held-out tasks")
+    view.say("preparing the model (cached)")
+    model = prepare_model(config.model, seed=config.run.seed, cache=CACHE / "models")
+    load_secret(layout.secret)
+    engine_url = f"http://127.0.0.1:{free_port()}"
+    if isinstance(config.engine, VllmConfig) and config.engine.url:
+        engine_url = config.engine.url
+    layout.write_services(
+        Services(
+            gateway_url=f"http://127.0.0.1:{free_port()}",
+            engine_url=engine_url,
+            model_directory=str(model),
+            isolation=choose(config.sandbox)[1],
+            started=started,
+        )
+    )
+
+
+def free_port() -> int:
+    """A TCP port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _child(layout: Layout, name: str, *, ready: bool = True, final_codes: tuple[int, ...] = ()) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        argv=(sys.executable, "-m", "whippletree.cli", name, "--run-dir", str(layout.directory)),
+        log_path=str(layout.log(name)),
+        ready_file=str(layout.ready(name)) if ready else "",
+        ready_seconds=300.0,
+        stop_seconds=30.0,
+        final_codes=final_codes,
+    )
+
+
+def _supervise(config: RunConfig, layout: Layout, view: RunView) -> None:
+    """Run the processes until the learner is done. Raises ProcessError when one was given up."""
+    with Supervisor() as supervisor:
+        for child in _children(config, layout):
+            view.say(f"starting {child.name}")
+            supervisor.start(child)
+        view.say("running")
+        while not supervisor.finished("learner"):
+            supervisor.check()
+            view.refresh()
+            time.sleep(POLL_SECONDS)
+        view.refresh()
+        view.say("stopping")
+
+
+def _children(config: RunConfig, layout: Layout) -> list[ChildSpec]:
+    """The run's processes, in the order in which they start."""
+    found = []
+    if isinstance(config.engine, EmbeddedConfig):
+        found.append(_child(layout, "engine"))
+    elif isinstance(config.engine, VllmConfig) and not config.engine.url:
+        found.append(_vllm_child(config.engine, layout))
+    learner = _child(layout, "learner", ready=False, final_codes=(0, 2))
+    return [*found, _child(layout, "gateway"), _child(layout, "controller"), learner]
+
+
+def _vllm_child(engine: VllmConfig, layout: Layout) -> ChildSpec:
+    from whippletree.engines.vllm import vllm_command
+
+    services = layout.read_services()
+    port = int(services.engine_url.rsplit(":", 1)[1])
+    command = vllm_command(msgspec.structs.replace(engine, model=services.model_directory, port=port))
+    return ChildSpec(
+        name="vllm", argv=tuple(command.argv), environment=dict(command.environment), log_path=str(layout.log("vllm"))
+    )
+
+
+class Counts:
+    """Counts of the run's rollouts by state, for the panel; reads only what changed since the last look."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._store: Store | None = None
+        self._watches: list[Watch] = []
+
+    def __call__(self) -> dict[str, int]:
+        """How many rollouts are in each state; states that no rollout is in are left out."""
+        if self._store is None:
+            if not self.layout.services_file.is_file():
+                return {}
+            self._store = open_store(self.layout.store)
+            self._watches = [Watch(self._store, purpose, stall_limit=0.0) for purpose in PURPOSES]
+        for watch in self._watches:
+            watch.refresh()
+        return dict(sorted(Counter(rollout.state for watch in self._watches for rollout in watch.rollouts.values()).items()))
+
+    def close(self) -> None:
+        """Let go of the store."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+def _finish(layout: Layout, console: Console) -> int:
+    from whippletree.ui.report import write_report
+
+    page, _ = write_report(layout.directory)
+    try:
+        summary = msgspec.json.decode(layout.summary.read_bytes(), type=Summary)
+    except OSError as error:
+        raise ProcessError("the learner ended without a summary", f"see {layout.log('learner')}") from error
+    before = "–" if summary.heldout_before is None else f"{summary.heldout_before:.3f}"
+    after = "–" if summary.heldout_after is None else f"{summary.heldout_after:.3f}"
+    console.out(
+        f"held-out success {before} → {after}; {summary.rollouts} rollouts, {summary.calls} calls, "
+        f"{summary.tokens_trained} tokens trained in {summary.seconds_total:.0f} s\n{layout.summary}\n{page}",
+        highlight=False,
+    )
+    return 0

@@ -1,0 +1,175 @@
+"""The local reconciler: takes queuing rollouts from the store, runs each as an attempt, writes how it ended.
+
+    store ── claim ──► attempt task (boot … cleanup) ── decide ──► finish: succeeded | failed | queuing again
+      ▲                                                               │
+      └───────────────────────────────────────────────────────────────┘
+    The loop waits for: a task's end, the next look (5 to 50 ms), or the request to stop. It never waits for one attempt.
+
+Invariants (tests/control/test_controller.py):
+- every claimed attempt is finished exactly once; one that was fenced off meanwhile changes nothing;
+- a controller that starts re-queues what a killed one left running, and removes its sandboxes;
+- one controller per run directory: a second one is refused while the first lives;
+- at its end every rollout that it claimed is finished or queuing again, and no sandbox is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from whippletree import sandboxes
+from whippletree.control.attempt import AttemptRun, Parts, to_the_end
+from whippletree.control.policy import decide
+from whippletree.errors import ConfigurationError
+from whippletree.protocols import AttemptOutcome
+from whippletree.types import Attempt, Cause
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """Keeps up to `config.concurrency` attempts under way until told to stop."""
+
+    def __init__(self, parts: Parts, worker: str = "local") -> None:
+        """`worker` names this controller in the store; what an earlier one of that name left running is taken over."""
+        self.parts = parts
+        self.finished = 0
+        self.started = asyncio.Event()  # set once an earlier controller's leftovers are dealt with
+        self.concurrency = min([parts.config.concurrency, *(pool.capacity for pool in parts.launchers.pools)])
+        self._prefix = f"{worker}/"
+        self._worker = f"{self._prefix}{os.getpid()}-{secrets.token_hex(3)}"
+        self._running: dict[asyncio.Task[None], AttemptRun] = {}
+        self._stop = asyncio.Event()
+
+    @property
+    def running(self) -> int:
+        """Attempts under way."""
+        return len(self._running)
+
+    def stop(self) -> None:
+        """Claim no more; attempts whose agent still works go back to the queue, the others end."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Until `stop`. Raises StoreError when outcomes cannot be written."""
+        with _only_one(self.parts.directory / "controller.lock"):
+            await self._take_over()
+            self.started.set()
+            try:
+                await self._reconcile()
+            finally:
+                await self._wind_down()
+
+    async def _take_over(self) -> None:
+        left = await asyncio.wrap_future(self.parts.store.release_worker(self._prefix))
+        if left:
+            log.info("%d attempts that an earlier controller left are queued again", len(left))
+        await asyncio.to_thread(sandboxes.clean, self.parts.sandbox, self.parts.prefix)
+
+    async def _reconcile(self) -> None:
+        config = self.parts.config
+        pause = config.busy_poll_seconds
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            while not self._stop.is_set():
+                claimed = await self._claim(self._room())
+                for attempt in claimed:
+                    self._launch(attempt)
+                pause = config.busy_poll_seconds if claimed else min(pause * 2, config.idle_poll_seconds)
+                waiting = {stopped, *self._running}
+                if self._room():
+                    await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                self._reap()
+        finally:
+            stopped.cancel()
+
+    def _room(self) -> int:
+        return self.concurrency - len(self._running)
+
+    async def _claim(self, room: int) -> list[Attempt]:
+        """Looking is a cheap read; only a look that found something is followed by a write."""
+        store = self.parts.store
+        if room <= 0 or not store.rollouts(states=("queuing",), limit=1):
+            return []
+        return await asyncio.wrap_future(store.claim(self._worker, room))
+
+    def _launch(self, attempt: Attempt) -> None:
+        spec = self.parts.store.rollout(attempt.rollout_id).spec
+        run = AttemptRun(self.parts, spec, attempt)
+        self._running[asyncio.create_task(self._see_through(run), name=f"attempt-{attempt.rollout_id}")] = run
+
+    def _reap(self) -> None:
+        """Forget tasks that ended; raise what one of them raised (the store refused its outcome)."""
+        for task in [task for task in self._running if task.done()]:
+            del self._running[task]
+            task.result()
+
+    async def _see_through(self, run: AttemptRun) -> None:
+        ended = await run.run()
+        requeue = False
+        if ended.cause is not None:
+            decision = decide(ended.cause.cause, ended.attempt, run.spec.max_attempts)
+            requeue = decision.requeue
+            log.warning("%s: %s", _describe(ended, ended.cause), "tried again" if requeue else "failed")
+            await self._pause(decision.delay)
+        await to_the_end(self._write(AttemptOutcome(attempt=ended, requeue=requeue)))
+
+    async def _write(self, outcome: AttemptOutcome) -> None:
+        kept = await asyncio.wrap_future(self.parts.store.finish(outcome))
+        self.finished += kept and not outcome.requeue
+        if not kept:
+            attempt = outcome.attempt
+            log.warning("%s attempt %d was fenced off: its end changes nothing", attempt.rollout_id, attempt.attempt)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        except TimeoutError:
+            return
+
+    async def _wind_down(self) -> None:
+        """Bring every attempt to its end: those that may be interrupted at once, all of them when the time is over."""
+        self._stop.set()
+        limit = self.parts.config.stop_seconds
+        tasks = dict(self._running)
+        self._cancel(tasks, lambda run: run.interruptible)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=limit)
+            self._cancel({task: tasks[task] for task in late}, lambda run: True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task, run in tasks.items():
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("%s attempt %d: its end was not written: %s", run.spec.rollout_id, run.attempt.attempt, error)
+        self._running.clear()
+        await asyncio.wrap_future(self.parts.store.release_worker(self._worker))  # tasks that were stopped before they began
+        await asyncio.to_thread(sandboxes.clean, self.parts.sandbox, self.parts.prefix)
+
+    @staticmethod
+    def _cancel(tasks: dict[asyncio.Task[None], AttemptRun], which: Callable[[AttemptRun], bool]) -> None:
+        for task, run in tasks.items():
+            if which(run):
+                task.cancel()
+
+
+def _describe(attempt: Attempt, cause: Cause) -> str:
+    return f"{attempt.rollout_id} attempt {attempt.attempt}: {cause.cause} in {cause.phase or 'queue'}: {cause.message}"
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Hold the run directory's lock, which the system drops when this process ends in whatever way."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigurationError(f"another controller works on {path.parent}", "stop it, or choose another run") from error
+        yield

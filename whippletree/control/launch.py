@@ -1,0 +1,180 @@
+"""Two ways to run a harness: as a process inside the attempt's sandbox, or as a tenant of a pool host.
+
+Invariants (tests/control/test_attempt.py):
+- a launch ends by its time limit, and says so;
+- what an adapter raises, or a sandbox refuses, becomes the attempt's cause and never another exception;
+- the attempt's key is in no file that is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from whippletree.control.config import ControlConfig, HarnessBinding
+from whippletree.control.policy import MESSAGE_LIMIT, AgentEnd
+from whippletree.control.pool import Pool
+from whippletree.errors import ConfigurationError, HarnessError, SandboxError, WhippletreeError
+from whippletree.harnesses import load_harness
+from whippletree.protocols import AttemptSpec, ExecResult, Harness, HarnessResult, LaunchPlan, PoolHarness, Sandbox
+from whippletree.types import Cause, CauseClass, RolloutSpec
+
+log = logging.getLogger(__name__)
+
+HIDDEN = "[key]"
+KILL_SECONDS = 10.0  # limit for ending an agent's processes
+
+
+class Agent(Protocol):
+    """A harness that is set up for one attempt."""
+
+    async def run(self, timeout: float) -> AgentEnd:
+        """To its end, or to `timeout` seconds."""
+        ...
+
+
+class Launcher(Protocol):
+    """One harness in one launch mode."""
+
+    inside: bool  # whether the harness itself runs inside the sandbox
+    read_only: tuple[tuple[str, str], ...]  # what it needs to see there: (host path, path inside)
+    slack: float  # seconds that a run may take beyond its limit: waiting for its turn, ending
+
+    async def setup(self, spec: AttemptSpec, sandbox: Sandbox) -> Agent:
+        """Prepare one attempt. Raises SandboxError or HarnessError."""
+        ...
+
+
+class Launchers:
+    """The run's harnesses, by what rollouts name. Holds one pool per adapter where launch = "pool"."""
+
+    def __init__(self, bindings: Sequence[HarnessBinding], config: ControlConfig, log_directory: Path) -> None:
+        self._bindings = {(binding.source, binding.harness): binding for binding in bindings}
+        self._launchers: dict[str, Launcher] = {}
+        self.pools: list[Pool] = []
+        for adapter in dict.fromkeys(binding.adapter or binding.harness for binding in bindings):
+            harness = load_harness(adapter)
+            if config.launch == "process":
+                self._launchers[adapter] = ProcessLauncher(harness)
+            elif isinstance(harness, PoolHarness):
+                pool = Pool(adapter, config.pool, log_directory, grace=config.deadlines.grace)
+                self.pools.append(pool)
+                self._launchers[adapter] = PoolLauncher(pool)
+            else:
+                raise ConfigurationError(f"harness {adapter} cannot run inside a pool host", 'set control.launch = "process"')
+
+    async def start(self) -> None:
+        """Start the pools. Raises HarnessError."""
+        for pool in self.pools:
+            pool.begin()
+        for pool in self.pools:
+            await pool.start()
+
+    async def close(self) -> None:
+        """End the pools."""
+        for pool in self.pools:
+            await pool.close()
+
+    def find(self, spec: RolloutSpec) -> tuple[Launcher, HarnessBinding]:
+        """What runs this rollout. Raises ConfigurationError."""
+        binding = self._bindings.get((spec.source, spec.harness)) or self._bindings.get(("", spec.harness))
+        if binding is None:
+            raise ConfigurationError(
+                f"rollout {spec.rollout_id}: source {spec.source!r} has no harness {spec.harness!r}",
+                "name it in the run file's sources",
+            )
+        return self._launchers[binding.adapter or binding.harness], binding
+
+
+class PoolLauncher:
+    """Attempts as tenants of a pool."""
+
+    inside = False
+    read_only: tuple[tuple[str, str], ...] = ()
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.slack = pool.config.ready_seconds + KILL_SECONDS
+
+    async def setup(self, spec: AttemptSpec, sandbox: Sandbox) -> Agent:
+        """Nothing to prepare: the host enters the sandbox by its handle."""
+        return _PoolAgent(self._pool, spec)
+
+
+class _PoolAgent:
+    def __init__(self, pool: Pool, spec: AttemptSpec) -> None:
+        self._pool = pool
+        self._spec = spec
+
+    async def run(self, timeout: float) -> AgentEnd:
+        return await self._pool.run(self._spec, timeout)
+
+
+class ProcessLauncher:
+    """One harness process per attempt, inside the sandbox."""
+
+    inside = True
+    slack = KILL_SECONDS
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
+        self.read_only = harness.read_only
+
+    async def setup(self, spec: AttemptSpec, sandbox: Sandbox) -> Agent:
+        """Ask the adapter how to launch, and put its files in place."""
+        try:
+            plan = self._harness.plan(spec)
+        except WhippletreeError:
+            raise
+        except Exception as error:
+            log.exception("%s attempt %d: the adapter cannot plan", spec.rollout_id, spec.attempt)
+            raise HarnessError(f"the adapter of {self._harness.name} cannot plan: {error!r}", "mend the adapter") from error
+        with tempfile.TemporaryDirectory(prefix="whippletree-plan-") as directory:
+            for number, (path, text) in enumerate(plan.files):
+                source = Path(directory, str(number))
+                source.write_text(text, encoding="utf-8")
+                await sandbox.put(source, path)
+        return _ProcessAgent(self._harness, plan, spec, sandbox)
+
+
+class _ProcessAgent:
+    def __init__(self, harness: Harness, plan: LaunchPlan, spec: AttemptSpec, sandbox: Sandbox) -> None:
+        self._harness = harness
+        self._plan = plan
+        self._spec = spec
+        self._sandbox = sandbox
+
+    async def run(self, timeout: float) -> AgentEnd:
+        try:
+            ended = await self._sandbox.exec(
+                self._plan.argv, timeout=timeout, environment=self._plan.environment, cwd=self._spec.workdir
+            )
+            trajectory = await self._sandbox.read(self._plan.trajectory) if self._plan.trajectory else None
+        except SandboxError as error:
+            cause = Cause(cause=CauseClass.SANDBOX, phase="agent", message=error.cause, next_step=error.next_step)
+            return AgentEnd(result=HarnessResult(exit_status="sandbox_lost"), cause=cause)
+        self._keep(ended, trajectory)
+        if ended.timed_out:
+            return AgentEnd(result=HarnessResult(exit_status="deadline", message=ended.output[-MESSAGE_LIMIT:]), timed_out=True)
+        return AgentEnd(result=self._interpret(ended, trajectory))
+
+    def _interpret(self, ended: ExecResult, trajectory: bytes | None) -> HarnessResult:
+        try:
+            return self._harness.result(ended.exit_code, ended.output, trajectory)
+        except Exception as error:
+            log.exception("%s attempt %d: the adapter cannot read the end", self._spec.rollout_id, self._spec.attempt)
+            message = "".join(traceback.format_exception(error))[-MESSAGE_LIMIT:]
+            return HarnessResult(exit_status="adapter_error", crashed=True, message=message)
+
+    def _keep(self, ended: ExecResult, trajectory: bytes | None) -> None:
+        """Write the harness's output and its own trajectory beside the run, without the attempt's key."""
+        directory = Path(self._spec.output_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "agent.log").write_text(ended.output.replace(self._spec.api_key, HIDDEN), encoding="utf-8")
+        if trajectory is not None:
+            hidden = trajectory.replace(self._spec.api_key.encode(), HIDDEN.encode())
+            (directory / "trajectory.json").write_bytes(hidden)

@@ -1,0 +1,123 @@
+"""Decisions of the control room: pure functions and a pure state machine over plain values.
+
+Invariants (tests/control/test_policy.py):
+- a faulty task or configuration is never tried again; a cancelled attempt is always tried again and costs no try;
+- no cause is tried again once the rollout has used its attempts;
+- back-off delays grow up to their maximum, and a process that keeps dying runs out of restarts;
+- a harness that did its job, or ran out of time or steps, is verified; every other end is a failure with one cause.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from whippletree.configuration import Config
+from whippletree.protocols import HarnessResult
+from whippletree.types import Call, Cause, CauseClass, Struct
+
+NEVER_AGAIN = frozenset({CauseClass.TASK, CauseClass.CONFIGURATION})
+MAY_MEND = frozenset({CauseClass.ENGINE, CauseClass.GATEWAY, CauseClass.NO_CALLS, CauseClass.HARNESS})
+MESSAGE_LIMIT = 2000  # characters of a failure's text that are kept on the record
+
+
+class Decision(Struct):
+    """What to do with a failed attempt. `delay`: seconds to wait before its rollout is queued again.
+
+    Example: Decision(requeue=True, delay=0.5)
+    """
+
+    requeue: bool
+    delay: float = 0.0
+
+
+def decide(cause: CauseClass, attempt: int, max_attempts: int) -> Decision:
+    """Try again or fail. `attempt` counts from 1. Causes that may lie outside the sandbox are given time to mend."""
+    if cause is CauseClass.CANCELLED:
+        return Decision(requeue=True)
+    if cause in NEVER_AGAIN or attempt >= max_attempts:
+        return Decision(requeue=False)
+    return Decision(requeue=True, delay=min(0.25 * 2**attempt, 8.0) if cause in MAY_MEND else 0.0)
+
+
+class AgentEnd(Struct):
+    """How the agent phase ended: the harness's own word, a time-out, or a cause found by the launcher.
+
+    Example: AgentEnd(result=HarnessResult(exit_status="Submitted", steps=3))
+    """
+
+    result: HarnessResult
+    timed_out: bool = False
+    cause: Cause | None = None
+
+
+class SealReport(Struct):
+    """What is known once an attempt is sealed: how the gateway failed to answer at once, and, if the harness crashed, the
+    errors of engines none of which answers. "" means no trouble.
+
+    Example: SealReport(gateway_trouble="the gateway at 127.0.0.1:8100 is not there: connection refused")
+    """
+
+    gateway_trouble: str = ""
+    engine_trouble: str = ""
+
+
+def judge(end: AgentEnd, seal: SealReport, calls: Sequence[Call]) -> Cause | None:
+    """The cause that makes an attempt invalid, or None when it can be verified.
+
+    A harness that crashed because its model calls failed is not blamed for it.
+    """
+    if end.cause is not None:
+        return end.cause
+    said = end.result.message[-MESSAGE_LIMIT:]
+    engines = seal.engine_trouble or next((f"call {call.call_id}: {call.error}" for call in reversed(calls) if call.error), "")
+    if end.result.crashed and seal.gateway_trouble:
+        return _cause(
+            CauseClass.GATEWAY, f"{seal.gateway_trouble}; the harness ended with: {said}", "look at the gateway's log"
+        )
+    if end.result.crashed and engines:
+        return _cause(CauseClass.ENGINE, f"{engines}; the harness ended with: {said}", "look at the engine's log")
+    if end.result.crashed:
+        return _cause(CauseClass.HARNESS, said or "the harness crashed without a message", "look at the attempt's agent.log")
+    if not any(call.sampled_tokens for call in calls):
+        status = "its time ran out" if end.timed_out else f"it ended with {end.result.exit_status!r}"
+        return _cause(
+            CauseClass.NO_CALLS,
+            f"the harness got no model reply; {status}: {said}",
+            "check that its base URL and key are passed on, and the gateway's status",
+        )
+    return None
+
+
+def _cause(kind: CauseClass, message: str, next_step: str = "") -> Cause:
+    return Cause(cause=kind, phase="agent", message=message.strip(" :"), next_step=next_step)
+
+
+class RestartPolicy(Config):
+    """When a process that died is started again."""
+
+    limit: int = 5
+    """Restarts allowed within the window; 0 means never."""
+    window_seconds: float = 60.0
+    """A process that stayed up this long has its restarts forgotten."""
+    first_delay: float = 0.1
+    """Seconds before the first restart; each further one waits twice as long."""
+    max_delay: float = 5.0
+    """Longest wait between two restarts, in seconds."""
+
+
+class Restarts:
+    """State machine of one process's restarts. Times are seconds of any steady clock."""
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self.policy = policy
+        self._deaths: deque[float] = deque()
+
+    def next_delay(self, now: float) -> float | None:
+        """Record a death at `now`: seconds to wait before the next start, or None when the restarts are used up."""
+        while self._deaths and now - self._deaths[0] > self.policy.window_seconds:
+            self._deaths.popleft()
+        if len(self._deaths) >= self.policy.limit:
+            return None
+        self._deaths.append(now)
+        return min(self.policy.first_delay * 2.0 ** (len(self._deaths) - 1), self.policy.max_delay)

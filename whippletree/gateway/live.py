@@ -1,0 +1,164 @@
+"""One call under way, and everyone who waits for its reply.
+
+    sampling ──► recording ──► done(Reply)         followers read deltas while sampling, and the reply when it is done
+        └─ abandon ─► recording (abort) ─► done(error)
+
+A call is a task of its own, so that a retry can join it and a disconnect can end it. Followers block on it; it blocks on what
+generation.py says, then on the store. The last follower that leaves while it samples abandons it; recording is never cut short.
+Invariants (tests/gateway/test_gateway_live_calls.py):
+- `done` resolves only after the store has the call;
+- a follower that joins late sees every delta, from the first;
+- an abandoned call with sampled ids is recorded as aborted; one without leaves no record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Literal
+
+from whippletree.errors import RequestError, WhippletreeError
+from whippletree.gateway.dialects import ReplyHead
+from whippletree.gateway.generation import Sampled
+from whippletree.protocols import StreamDelta
+from whippletree.types import Call, ParsedMessage, Struct
+
+logger = logging.getLogger(__name__)
+
+
+class Reply(Struct):
+    """A recorded call and its turn."""
+
+    call: Call
+    message: ParsedMessage
+
+
+class LiveCall:
+    """A call under way, or a recorded one that is told again (`LiveCall.replay`)."""
+
+    def __init__(self, head: ReplyHead, digest: str, sampled: Sampled) -> None:
+        self.head = head
+        self.sampled = sampled
+        self.digest = digest
+        self.deltas: list[StreamDelta] = []
+        self.done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(_look)  # a failure that nobody follows any more is not a programming error
+        self._phase: Literal["sampling", "recording"] = "sampling"
+        self._abandoned: RequestError | None = None
+        self._followers = 0
+        self._news: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def replay(cls, head: ReplyHead, reply: Reply) -> LiveCall:
+        """A call that is done already."""
+        live = cls(head, reply.call.digest, Sampled())
+        live._phase = "recording"
+        live.deltas = replayed_deltas(reply.message)
+        live.done.set_result(reply)
+        return live
+
+    def start(self, sample: Callable[[], Awaitable[None]], record: Callable[[bool], Awaitable[Reply | None]]) -> None:
+        """Run the call: `sample` to its end, then `record`, which is told whether sampling was cut short."""
+        self._task = asyncio.create_task(self._run(sample, record))
+        self._task.add_done_callback(self._ended)
+
+    async def _run(self, sample: Callable[[], Awaitable[None]], record: Callable[[bool], Awaitable[Reply | None]]) -> None:
+        complete = False
+        try:
+            await sample()
+            complete = True
+        except asyncio.CancelledError:
+            if self._abandoned is None:
+                raise
+        finally:
+            self._phase = "recording"
+            reply = await record(complete)
+        if complete and reply is not None:
+            self.done.set_result(reply)
+            self._tell()
+        else:
+            raise self._abandoned or RequestError("the call was not recorded", status=500, code="internal_error")
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not self.done.done():
+            self.done.set_exception(_reason(task))
+        self._tell()
+
+    def publish(self, deltas: list[StreamDelta]) -> None:
+        """Tell the followers what is new."""
+        if deltas:
+            self.deltas += deltas
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+        self._news = None
+
+    def abandon(self, error: RequestError) -> None:
+        """Stop sampling; followers get `error`. No-op once it is recording."""
+        if self._phase == "sampling" and self._abandoned is None and self._task is not None:
+            self._abandoned = error
+            self._task.cancel()
+
+    def join(self) -> None:
+        """One more follower, until `leave`."""
+        self._followers += 1
+
+    def leave(self) -> None:
+        """A follower has its reply or went away; the last one takes the call with it."""
+        self._followers -= 1
+        if self._followers == 0:
+            self.abandon(RequestError("the client went away", status=499, code="client_closed_request"))
+
+    async def follow(self, keepalive: float) -> AsyncGenerator[StreamDelta | None, None]:
+        """Every delta from the first, and None after each `keepalive` seconds without one; ends when the call is done."""
+        seen = 0
+        while True:
+            while seen < len(self.deltas):
+                seen += 1
+                yield self.deltas[seen - 1]
+            if self.done.done():
+                return
+            if self._news is None:
+                self._news = asyncio.get_running_loop().create_future()
+            told, _ = await asyncio.wait({self._news}, timeout=keepalive)
+            if not told:
+                yield None
+
+    async def settled(self, limit: float) -> bool:
+        """Wait until the call's task has ended, at most `limit` seconds; whether it has."""
+        if self._task is None:
+            return True
+        done, _ = await asyncio.wait({self._task}, timeout=limit)
+        return bool(done)
+
+
+def _reason(task: asyncio.Task[None]) -> WhippletreeError:
+    """Why a call's task ended without a reply; what is none of our errors is logged in full."""
+    if task.cancelled():
+        return RequestError("the gateway is stopping", "try again", status=503, code="gateway_stopping")
+    error = task.exception()
+    if isinstance(error, WhippletreeError):
+        return error
+    logger.error("a call ended with an error of the gateway itself", exc_info=error)
+    return RequestError("the gateway failed on this call", "look at its log", status=500, code="internal_error")
+
+
+def replayed_deltas(message: ParsedMessage) -> list[StreamDelta]:
+    """A whole turn as deltas."""
+    deltas = []
+    if message.reasoning:
+        deltas.append(StreamDelta(reasoning=message.reasoning))
+    if message.content:
+        deltas.append(StreamDelta(content=message.content))
+    for index, call in enumerate(message.tool_calls):
+        deltas.append(StreamDelta(tool_index=index, tool_id=call.id, tool_name=call.name, arguments=call.arguments))
+    return deltas
+
+
+def _look(done: asyncio.Future[Reply]) -> None:
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,202 @@
+"""mini-SWE-agent, unmodified, by its own configuration: as a process inside the sandbox, or many at once in a pool host.
+
+Process mode runs `python -m minisweagent.run.mini` with a configuration file; commands run by mini's own local environment,
+next to it. Pool mode imports mini once and runs its default agent on a thread per attempt; mini's two plug-in points, the model
+class and the environment class, point at `mini_model` and `mini_environment`, which differ from mini's own only in where the
+key comes from and where commands run. Both modes send the same requests.
+
+Mini ends when a command prints COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT first. Tasks ship a `submit` command that prints
+DONE_MESSAGE where that is set; commands here have it set.
+
+Invariants (tests/harnesses/): the two modes send equal requests and see equal command results; the key is neither on a command
+line, nor in the configuration, nor in the trajectory, nor in the environment of commands; nothing but the gateway is contacted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from whippletree.configuration import convert
+from whippletree.errors import HarnessError, SandboxError
+from whippletree.harnesses.config import MiniSettings
+from whippletree.protocols import AttemptSpec, HarnessResult, LaunchPlan
+
+if TYPE_CHECKING:
+    from whippletree.harnesses.mini_model import Connection
+
+VERSION = "2.4.6"
+DONE_MESSAGE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+FOLDER = "/logs/agent"
+_OUTCOMES = frozenset({"Submitted", "LimitsExceeded", "TimeExceeded", "RepeatedFormatError", "ContextWindowExceededError"})
+_TIMED_OUT = 124
+_ATTEMPTS = "3"
+_SWITCHES = {
+    "MSWEA_CONFIGURED": "true",
+    "MSWEA_COST_TRACKING": "ignore_errors",
+    "MSWEA_SILENT_STARTUP": "1",
+    "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": _ATTEMPTS,
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOG": "ERROR",
+}
+
+
+class _Stats(msgspec.Struct):
+    api_calls: int = 0
+
+
+class _Info(msgspec.Struct):
+    exit_status: str = ""
+    submission: str = ""
+    model_stats: _Stats = msgspec.field(default_factory=_Stats)
+
+
+class _Trajectory(msgspec.Struct):
+    """The parts of mini's trajectory file that are read here."""
+
+    info: _Info = msgspec.field(default_factory=_Info)
+
+
+class MiniSweAgent:
+    """The adapter. One object serves any number of attempts, from any thread."""
+
+    name = "mini-swe-agent"
+    version = VERSION
+
+    def __init__(self) -> None:
+        self.read_only = _interpreter()
+        self._connection: Connection | None = None
+
+    def plan(self, spec: AttemptSpec) -> LaunchPlan:
+        """Process mode: a command line without secrets, the configuration as a file, the key in the environment.
+
+        Raises HarnessError where the pinned package is not installed, ConfigurationError for a wrong setting.
+        """
+        _check_version()
+        settings = settings_of(spec)
+        config = configuration(settings, spec)
+        config["environment"]["env"] |= {"OPENAI_API_KEY": ""}  # mini hands its own environment on to commands
+        path, trajectory = f"{FOLDER}/mini.yaml", f"{FOLDER}/trajectory.json"
+        argv = (sys.executable, "-m", "minisweagent.run.mini", "-y", "--exit-immediately", "-c", path, "-o", trajectory)
+        return LaunchPlan(
+            argv=argv,
+            environment=_SWITCHES | {"OPENAI_API_KEY": spec.api_key, "OPENAI_BASE_URL": spec.base_url},
+            files=((path, json.dumps(config | {"run": {"task": spec.instruction}})),),
+            trajectory=trajectory,
+        )
+
+    def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
+        """Process mode: mini's own record decides; without one, the end of its output is the message."""
+        try:
+            info = msgspec.json.decode(trajectory or b"{}", type=_Trajectory).info
+        except msgspec.MsgspecError as error:
+            return HarnessResult(exit_status="BrokenTrajectory", crashed=True, message=str(error))
+        if exit_code == _TIMED_OUT and info.exit_status not in _OUTCOMES:
+            return HarnessResult(exit_status="TimedOut", steps=info.model_stats.api_calls, message="ended at its time limit")
+        if info.exit_status in _OUTCOMES:
+            return HarnessResult(exit_status=info.exit_status, steps=info.model_stats.api_calls, message=info.submission)
+        status = info.exit_status or f"Exit{exit_code}"
+        return HarnessResult(exit_status=status, steps=info.model_stats.api_calls, crashed=True, message=output[-2000:])
+
+    def load(self) -> None:
+        """Import mini: seconds, once per process. Sets mini's own switches in this process's environment. Raises HarnessError."""
+        if self._connection is not None:
+            return
+        _check_version()
+        os.environ.update(_SWITCHES)
+        os.environ.setdefault("MSWEA_GLOBAL_CONFIG_DIR", str(Path(tempfile.gettempdir()) / f"mini-swe-agent-{os.geteuid()}"))
+        try:
+            from whippletree.harnesses import mini_environment  # noqa: F401  (imported here, so that no attempt pays for it)
+            from whippletree.harnesses.mini_model import Connection
+        except ImportError as error:
+            raise HarnessError(
+                f"mini-swe-agent cannot be imported: {error}", "reinstall the extra `whippletree[mini]`"
+            ) from error
+        self._connection = Connection()
+
+    def run(self, spec: AttemptSpec) -> HarnessResult:
+        """Pool mode: one attempt on the calling thread; commands run in spec.sandbox, the trajectory is in spec.output_dir.
+
+        Raises SandboxError when the sandbox fails, HarnessError when `load` was not called or there is no sandbox.
+        """
+        if self._connection is None:
+            raise HarnessError("mini-swe-agent is not loaded", "call load() first")
+        if spec.sandbox is None:
+            raise HarnessError(
+                f"rollout {spec.rollout_id} has no sandbox", "give the attempt a sandbox: commands must run in one"
+            )
+        settings = settings_of(spec)
+        config = configuration(settings, spec)
+        agent = self._connection.agent(spec, spec.sandbox, settings, config)
+        try:
+            outcome = agent.run(spec.instruction)
+        except SandboxError:
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever ended mini is the attempt's result, with its class)
+            status = type(error).__name__
+            return HarnessResult(
+                exit_status=status, steps=agent.n_calls, crashed=status not in _OUTCOMES, message=str(error)[-2000:]
+            )
+        status = str(outcome.get("exit_status", ""))
+        message = str(outcome.get("submission", ""))
+        return HarnessResult(exit_status=status, steps=agent.n_calls, crashed=status not in _OUTCOMES, message=message)
+
+
+def settings_of(spec: AttemptSpec) -> MiniSettings:
+    """The attempt's settings, checked. Raises ConfigurationError."""
+    return convert(MiniSettings, dict(spec.settings), "harness mini-swe-agent")
+
+
+def configuration(settings: MiniSettings, spec: AttemptSpec) -> dict[str, Any]:
+    """Mini's configuration of an attempt, for both modes; no secret is in it."""
+    model: dict[str, Any] = {
+        "model_class": "litellm_textbased" if settings.mode == "text" else "litellm",
+        "model_name": f"openai/{spec.model}",
+        "model_kwargs": {"timeout": spec.timeout, "max_retries": settings.quick_retries},
+        "cost_tracking": "ignore_errors",
+    }
+    optional = {
+        "observation_template": settings.observation_template,
+        "format_error_template": settings.format_error_template,
+        "action_regex": settings.action_regex if settings.mode == "text" else "",
+    }
+    return {
+        "agent": {
+            "system_template": settings.system_template,
+            "instance_template": settings.instance_template,
+            "step_limit": settings.step_limit,
+            "cost_limit": 0.0,
+            "wall_time_limit_seconds": max(1, int(spec.timeout)),
+            "max_consecutive_format_errors": settings.format_error_limit,
+        },
+        "model": model | {key: value for key, value in optional.items() if value},
+        "environment": {
+            "environment_class": "local",
+            "cwd": spec.workdir,
+            "timeout": settings.command_seconds,
+            "env": {"PAGER": "cat", "MANPAGER": "cat"} | settings.environment | {"DONE_MESSAGE": DONE_MESSAGE},
+        },
+    }
+
+
+def _interpreter() -> tuple[tuple[str, str], ...]:
+    """The directories that this Python needs to run elsewhere, but those that every sandbox shows anyway."""
+    paths = {str(Path(path).resolve()) for path in (sys.prefix, sys.base_prefix)} | {sys.prefix, sys.base_prefix}
+    return tuple((path, path) for path in sorted(paths) if path not in ("/", "/usr") and not path.startswith("/usr/"))
+
+
+def _check_version() -> None:
+    found = ""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found = importlib.metadata.version("mini-swe-agent")
+    if found != VERSION:
+        cause = f"mini-swe-agent {VERSION} is wanted, {found or 'none'} is installed"
+        raise HarnessError(cause, "install the extra `whippletree[mini]`")

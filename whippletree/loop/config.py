@@ -1,0 +1,111 @@
+"""The run file: one table per room, each typed beside its owner."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from whippletree.configuration import Config
+from whippletree.control.config import ControlConfig
+from whippletree.engines.config import EmbeddedConfig, EngineConfig
+from whippletree.gateway.config import GatewayConfig
+from whippletree.learner.config import LearnerConfig
+from whippletree.loop.models import ModelConfig, TinyModel
+from whippletree.loop.sources import TaskSet
+from whippletree.rendering.config import RenderingConfig
+from whippletree.sandboxes.config import SandboxConfig
+
+
+class RunSection(Config):
+    """[run]"""
+
+    name: str = "run"
+    """Name of the run; its directory is `directory`/`name` unless --run-dir says otherwise."""
+    directory: str = "runs"
+    """Where run directories are made, relative to the working directory."""
+    seed: int = 1
+    """Seed of everything the run draws itself: task order, warm-up, initial weights, the engine's sampler."""
+
+
+class HarnessSection(Config):
+    """[sources.harness]"""
+
+    name: str = "mini-swe-agent"
+    """Name of a shipped harness (see `whippletree harness list`), or "module:Class"."""
+    settings: dict[str, object] = {}
+    """The harness's own settings; see `whippletree harness show NAME`."""
+
+
+class SourceSection(Config):
+    """[[sources]]"""
+
+    name: str
+    """Name of the source; it is in every rollout's record."""
+    tasks: TaskSet
+    """Where its tasks come from."""
+    harness: HarnessSection = HarnessSection()
+    """The harness that its rollouts run in."""
+    share: float = 1.0
+    """Its share of the training groups, relative to the other sources."""
+
+
+class SamplingSection(Config):
+    """[sampling]"""
+
+    temperature: float = 1.0
+    """Temperature of every call of the run; losses are computed at the same temperature."""
+    top_p: float = 1.0
+    """Nucleus sampling; 1 samples from the whole distribution, which training wants."""
+    max_tokens: int = 48
+    """Most tokens that one call may sample."""
+
+
+class LoopSection(Config):
+    """[loop]"""
+
+    kind: Literal["synchronous", "collocated"] = "collocated"
+    """Which training loop: wait for every rollout of a step, or update when enough groups are complete."""
+    steps: int = 40
+    """Updates in all."""
+    groups_per_step: int = 8
+    """Groups in one update."""
+    group_size: int = 8
+    """Rollouts in one group."""
+    groups_in_flight: int = 16
+    """Collocated: groups that are kept in flight, groups_per_step of them for the step at hand."""
+    eval_every: int = 20
+    """Updates between evaluations; the first and the last weights are always evaluated. 0: only those two."""
+    eval_samples: int = 1
+    """Rollouts per held-out task in an evaluation."""
+    max_attempts: int = 3
+    """Attempts that a rollout gets when the infrastructure fails."""
+    stall_limit: float = 600.0
+    """Seconds without any change of any rollout after which the run stops with an error."""
+    max_failed_share: float = 0.5
+    """The run stops when more than this share of a step's rollouts failed for reasons other than the model."""
+
+
+class RunConfig(Config):
+    """A run file."""
+
+    sources: list[SourceSection]
+    """Where tasks come from and in which harness they run."""
+    run: RunSection = RunSection()
+    """Name, directory, seed."""
+    model: ModelConfig = TinyModel()
+    """The model to train."""
+    sampling: SamplingSection = SamplingSection()
+    """How the run samples."""
+    loop: LoopSection = LoopSection()
+    """The training loop."""
+    learner: LearnerConfig = LearnerConfig()
+    """The optimiser side."""
+    engine: EngineConfig = EmbeddedConfig()
+    """The inference engine."""
+    gateway: GatewayConfig = GatewayConfig()
+    """The model boundary."""
+    rendering: RenderingConfig = RenderingConfig()
+    """Messages to tokens."""
+    control: ControlConfig = ControlConfig()
+    """Rollouts at once, launch mode, deadlines."""
+    sandbox: SandboxConfig = SandboxConfig()
+    """The machine of an attempt."""

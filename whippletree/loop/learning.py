@@ -1,0 +1,109 @@
+"""The learner process: open the record, restore, run the loop, write the summary.
+
+    SIGTERM ─► stop at the next point between two polls ─► checkpoint is on disk already (one per update) ─► exit
+Invariants (tests/loop/test_learning.py):
+- the summary is written last, and says `complete` only when every update was made;
+- a loop that is stopped leaves a run that resumes.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from whippletree.gateway.client import GatewayControl
+from whippletree.gateway.keys import control_key, load_secret
+from whippletree.learner.learner import Learner
+from whippletree.loop import collocated, synchronous
+from whippletree.loop.config import RunConfig
+from whippletree.loop.engine import connect_engine
+from whippletree.loop.evaluation import Heldout
+from whippletree.loop.fleet import Fleet
+from whippletree.loop.groups import SourceTasks
+from whippletree.loop.layout import Layout, Services, write_atomically
+from whippletree.loop.metrics import Log, Summary
+from whippletree.loop.run import Run
+from whippletree.loop.sources import resolve
+from whippletree.protocols import Store
+from whippletree.store import open_store
+
+LOOPS = {"synchronous": synchronous.train, "collocated": collocated.train}
+
+
+def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks], list[Heldout]]:
+    """Every source's tasks, loaded and checked. Raises TaskError or ConfigurationError."""
+    sources: list[SourceTasks] = []
+    heldout: list[Heldout] = []
+    for section in config.sources:
+        source, held = resolve(section.name, section.tasks, section.harness.name, section.share, layout.directory)
+        sources.append(source)
+        heldout.extend(held)
+    return sources, heldout
+
+
+def learn(config: RunConfig, layout: Layout) -> None:
+    """Run the training loop of a run directory to its end. Raises WhippletreeError where the run must stop."""
+    signal.signal(signal.SIGTERM, _stop)
+    services = layout.read_services()
+    sources, heldout = resolve_sources(config, layout)
+    learner = Learner(Path(services.model_directory), config.learner, temperature=config.sampling.temperature)
+    store = open_store(layout.store, instance="learner")
+    fleet = Fleet(
+        GatewayControl(services.gateway_url, control_key(load_secret(layout.secret))),
+        [connect_engine(config.engine, services.engine_url)],
+    )
+    run = Run(
+        config,
+        layout.directory,
+        store=store,
+        learner=learner,
+        fleet=fleet,
+        sources=sources,
+        heldout=heldout,
+        model_directory=Path(services.model_directory),
+        weights_directory=layout.weights,
+    )
+    try:
+        run.restore()
+        LOOPS[config.loop.kind](run)
+        run.log.to_parquet()
+        summary = summarise(config, services, store, run.log, complete=True)
+        write_atomically(layout.summary, msgspec.json.format(msgspec.json.encode(summary)))
+    finally:
+        fleet.close()
+        store.close()
+
+
+def _stop(_: int, __: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def summarise(config: RunConfig, services: Services, store: Store, log: Log, *, complete: bool) -> Summary:
+    """Fold the record of a run into its summary."""
+    steps, evals = log.steps(), log.evals()
+    rollouts = store.rollouts()
+    calls = sum(len(store.calls(rollout.spec.rollout_id, rollout.attempt)) for rollout in rollouts if rollout.attempt)
+    diffs = [line.logprob_max_abs_diff for line in steps if line.logprob_max_abs_diff is not None]
+    correlations = [line.logprob_correlation for line in steps if line.logprob_correlation is not None]
+    last = max([services.started, *(line.time for line in steps), *(line.time for line in evals)])
+    return Summary(
+        heldout_before=evals[0].success if evals and evals[0].step == 0 else None,
+        heldout_after=evals[-1].success if evals and evals[-1].step == config.loop.steps else None,
+        seconds_total=last - services.started,
+        logprob_max_abs_diff=max(diffs, default=None),
+        logprob_correlation=min(correlations, default=None),
+        rollouts=len(rollouts),
+        failed_rollouts=sum(rollout.state == "failed" for rollout in rollouts),
+        calls=calls,
+        tokens_trained=sum(line.tokens_trained for line in steps),
+        steps=len(steps),
+        seed=config.run.seed,
+        isolation=services.isolation,
+        loop=config.loop.kind,
+        launch=config.control.launch,
+        complete=complete,
+    )

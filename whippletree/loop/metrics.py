@@ -1,0 +1,160 @@
+"""What a run writes down: one typed line per step and per evaluation, and a summary.
+
+Invariants (tests/loop/test_metrics.py):
+- a line is on disk when the step it describes is over; a resumed run never has two lines for one step;
+- a rate over nothing is null, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from whippletree.types import Rollout, Struct
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class StepMetrics(Struct):
+    """One update. Seconds are wall time of this process; rates are over rollouts with a reward.
+
+    Example: StepMetrics(step=0, policy_version=1, reward_mean=0.25, rollouts=64, failed=0, ...)
+    """
+
+    step: int
+    policy_version: int
+    time: float
+    rollouts: int
+    failed: int
+    reward_mean: float | None
+    calls: int
+    turns_mean: float | None
+    tokens_trained: int
+    samples: int
+    groups_without_signal: int
+    staleness_mean: float
+    staleness_max: int
+    loss: float
+    grad_norm: float
+    clip_fraction: float
+    ratio_max: float
+    logprob_max_abs_diff: float | None
+    logprob_correlation: float | None
+    weight_check_diff: float | None
+    row_fill: float | None
+    seconds_collect: float
+    seconds_update: float
+    seconds_publish: float
+    prefix_breaks: dict[str, int] = {}
+    replayed: bool = False
+
+
+class EvalMetrics(Struct):
+    """One evaluation on the held-out tasks. `by_difficulty` maps a difficulty label to (passed, valid).
+
+    Example: EvalMetrics(step=0, policy_version=0, valid=128, failed=0, success=0.27, by_difficulty={"depth 1": (20, 40)})
+    """
+
+    step: int
+    policy_version: int
+    time: float
+    valid: int
+    failed: int
+    success: float | None
+    turns_mean: float | None
+    by_difficulty: dict[str, tuple[int, int]]
+    seconds: float
+
+
+class Summary(Struct, omit_defaults=False):
+    """The run in one object, `summary.json`.
+
+    Example: Summary(heldout_before=0.27, heldout_after=0.88, seconds_total=300.0, ...)
+    """
+
+    heldout_before: float | None
+    heldout_after: float | None
+    seconds_total: float
+    logprob_max_abs_diff: float | None
+    logprob_correlation: float | None
+    rollouts: int
+    failed_rollouts: int
+    calls: int
+    tokens_trained: int
+    steps: int
+    seed: int
+    isolation: str
+    loop: str
+    launch: str
+    complete: bool
+
+
+def finite(value: float) -> float | None:
+    """NaN and inf become None, so that a line stays valid JSON."""
+    return value if math.isfinite(value) else None
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """Arithmetic mean; None over nothing."""
+    found = list(values)
+    return sum(found) / len(found) if found else None
+
+
+def success_rate(rollouts: Iterable[Rollout]) -> float | None:
+    """Share of rollouts with full reward among those with a reward."""
+    return mean(float(rollout.reward >= 1.0) for rollout in rollouts if rollout.reward is not None)
+
+
+class Log:
+    """Append-only JSON lines, one file per kind, read back on resume."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def append(self, name: str, record: msgspec.Struct) -> None:
+        """Write one line and sync it."""
+        with (self.directory / f"{name}.jsonl").open("ab+") as file:
+            torn = file.tell() > 0 and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"  # of a killed process
+            file.write((b"\n" if torn else b"") + msgspec.json.encode(record) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def steps(self) -> list[StepMetrics]:
+        """Step lines, the last one of each step."""
+        lines = _read(self.directory / "metrics.jsonl", StepMetrics)
+        return [line for _, line in sorted({line.step: line for line in lines}.items())]
+
+    def evals(self) -> list[EvalMetrics]:
+        """Evaluation lines, the last one of each step."""
+        lines = _read(self.directory / "eval.jsonl", EvalMetrics)
+        return [line for _, line in sorted({line.step: line for line in lines}.items())]
+
+    def to_parquet(self) -> Path:
+        """Write metrics.parquet from the step lines."""
+        import pyarrow
+        import pyarrow.parquet
+
+        rows = [
+            msgspec.to_builtins(line) | {"prefix_breaks": msgspec.json.encode(line.prefix_breaks).decode()}
+            for line in self.steps()
+        ]
+        path = self.directory / "metrics.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return path
+
+
+def _read(path: Path, kind: type[T]) -> list[T]:
+    lines: list[T] = []
+    if path.is_file():
+        for line in path.read_bytes().splitlines():
+            try:
+                lines.append(msgspec.json.decode(line, type=kind))
+            except msgspec.DecodeError:
+                continue  # a torn last line of a killed process
+    return lines

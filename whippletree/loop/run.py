@@ -1,0 +1,237 @@
+"""The verbs that the loops are written in, over one run directory.
+
+    run directory
+    ├── config.toml        the resolved configuration            ├── store/        every rollout, attempt, event and call
+    ├── metrics.jsonl      one line per update (+ .parquet)      ├── checkpoints/  Hugging Face layout, atomic
+    ├── eval.jsonl         one line per evaluation               ├── logs/         one file per process
+    └── summary.json       the run in one object                 └── report.html, report.png
+
+Order of one update, and why a kill at any point trains each rollout exactly once in the history of the weights:
+plan (rollout ids of this step, durable) → update in memory → checkpoint (atomic) → commit → publish. A restart loads the last
+checkpoint and replays, with the recorded rollouts, the steps that were planned after it.
+Invariants (tests/loop/test_run.py):
+- no rollout is in two steps; a step planned before a crash is replayed with the same rollouts;
+- after each publish the engine's logprobs of a known prompt are the learner's, or the run stops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from whippletree.errors import WhippletreeError
+from whippletree.learner import checkpoint
+from whippletree.learner.learner import Learner
+from whippletree.loop.batch import Batch, build_batch
+from whippletree.loop.config import RunConfig
+from whippletree.loop.evaluation import Heldout, evaluation_specs, summarise
+from whippletree.loop.fleet import Fleet
+from whippletree.loop.groups import Progress, SourceTasks, make_group, progress
+from whippletree.loop.metrics import Log, StepMetrics, finite
+from whippletree.loop.watch import Watch
+from whippletree.protocols import Store
+from whippletree.types import Rollout, Sampling, StepRecord
+
+KNOWN_PROMPT_TOKENS = 48
+
+
+class Run:
+    """A run in progress: its records, its learner and its fleet."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: Path,
+        *,
+        store: Store,
+        learner: Learner,
+        fleet: Fleet,
+        sources: Sequence[SourceTasks],
+        heldout: Sequence[Heldout],
+        model_directory: Path,
+        weights_directory: Path,
+    ) -> None:
+        self.config = config
+        self.directory = directory
+        self.store = store
+        self.learner = learner
+        self.fleet = fleet
+        self.sources = sources
+        self.heldout = heldout
+        self.model_directory = model_directory
+        self.weights_directory = weights_directory
+        self.log = Log(directory)
+        self.watch = Watch(store, "train", stall_limit=config.loop.stall_limit)
+        self.records: dict[int, StepRecord] = {record.step: record for record in store.steps()}
+        self.step = 0
+        self._collected_since = time.time()
+        self._weight_check = float("nan")
+        self._known_prompt: list[int] = []
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling that the run fixes for every rollout."""
+        section = self.config.sampling
+        return Sampling(temperature=section.temperature, top_p=section.top_p, max_tokens=section.max_tokens)
+
+    # --- start and restart -------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Load the last checkpoint, if any; replay planned steps after it; give the engines the result."""
+        found = checkpoint.latest(self.directory / "checkpoints")
+        if found is not None:
+            self.step = checkpoint.restore(self.learner, found).step
+        self.watch.refresh()
+        while self.step in self.records:
+            self._apply(self.records[self.step], seconds_collect=0.0, replayed=True)
+        self.publish()
+
+    # --- collecting --------------------------------------------------------------------------------------------------
+
+    def progress(self) -> Progress:
+        """Where the groups stand."""
+        return progress(self.watch.rollouts.values(), self.records.values())
+
+    def create_groups(self, *, until: int, step: int) -> None:
+        """Create training groups up to number `until` (exclusive); those that exist are left alone."""
+        self.watch.refresh()
+        self._collected_since = time.time()
+        loop = self.config.loop
+        specs = []
+        for number in range(self.progress().created, until):
+            specs += make_group(
+                number,
+                self.sources,
+                size=loop.group_size,
+                seed=self.config.run.seed,
+                step=step,
+                sampling=self.sampling,
+                max_attempts=loop.max_attempts,
+            )
+        if specs:
+            self.store.create_rollouts(specs).result()
+
+    def wait_for_groups(self, count: int) -> None:
+        """Block until `count` groups are complete and untrained (see loop/watch.py for who unblocks this)."""
+        self.watch.until(lambda: len(self.progress().ready) >= count)
+
+    def ready_groups(self) -> tuple[str, ...]:
+        """Complete, untrained groups, in order of completion."""
+        return self.progress().ready
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No call is sampled while the body runs."""
+        with self.fleet.held():
+            yield
+
+    # --- updating ----------------------------------------------------------------------------------------------------
+
+    def update(self, step: int, groups: Sequence[str]) -> None:
+        """One update from these groups: plan, learn, checkpoint, commit, publish, log."""
+        rollouts = sorted(
+            rollout.spec.rollout_id for rollout in self.watch.rollouts.values() if rollout.spec.group_id in set(groups)
+        )
+        record = StepRecord(step=step, rollout_ids=tuple(rollouts), policy_version=self.learner.policy_version + 1)
+        self.store.plan_step(record).result()
+        self.records[step] = record
+        metrics = self._apply(record, seconds_collect=time.time() - self._collected_since, replayed=False)
+        started = time.time()
+        self.publish()
+        seconds = time.time() - started
+        check = finite(self._weight_check)
+        self.log.append("metrics", msgspec.structs.replace(metrics, seconds_publish=seconds, weight_check_diff=check))
+
+    def _apply(self, record: StepRecord, *, seconds_collect: float, replayed: bool) -> StepMetrics:
+        started = time.time()
+        batch = build_batch(
+            self.store,
+            [self.watch.rollouts[rollout_id] for rollout_id in record.rollout_ids],
+            self.config.learner,
+            policy_version=self.learner.policy_version,
+        )
+        self._refuse_broken(record.step, batch)
+        stats = self.learner.update(batch.rows)
+        self.step = record.step + 1
+        metrics = StepMetrics(
+            step=record.step,
+            policy_version=self.learner.policy_version,
+            time=time.time(),
+            tokens_trained=stats.tokens,
+            loss=stats.loss,
+            grad_norm=stats.grad_norm,
+            clip_fraction=stats.clip_fraction,
+            ratio_max=stats.ratio_max,
+            logprob_max_abs_diff=finite(stats.logprob_max_abs_diff),
+            logprob_correlation=finite(stats.logprob_correlation),
+            weight_check_diff=None,
+            seconds_collect=seconds_collect,
+            seconds_update=time.time() - started,
+            seconds_publish=0.0,
+            replayed=replayed,
+            **batch.metrics(),
+        )
+        self.log.append("metrics", metrics)
+        last = self.step == self.config.loop.steps
+        if last or self.step % self.config.learner.checkpoint_every == 0:
+            self._save()
+        return metrics
+
+    def _save(self) -> None:
+        directory = self.directory / "checkpoints"
+        path = checkpoint.save(self.learner, directory, step=self.step, tokenizer_from=self.model_directory)
+        for number in sorted(self.records):
+            if number < self.step and not self.records[number].committed:
+                self.store.commit_step(number, path.name).result()
+        checkpoint.prune(directory, keep=self.config.learner.keep_checkpoints)
+
+    def _refuse_broken(self, step: int, batch: Batch) -> None:
+        share = batch.failed / max(1, batch.rollouts)
+        if share > self.config.loop.max_failed_share:
+            causes = ", ".join(f"{count} x {cause}" for cause, count in sorted(batch.causes.items()))
+            raise WhippletreeError(
+                f"step {step}: {batch.failed} of {batch.rollouts} rollouts failed: {causes}",
+                "look at one with `whippletree rollouts show`, mend the cause, then `whippletree train --resume`",
+            )
+
+    def publish(self) -> None:
+        """Give the engines the learner's weights and check that they serve them. Raises WeightMismatch."""
+        update = checkpoint.write_weights(self.learner, self.weights_directory, tokenizer_from=self.model_directory)
+        self.fleet.publish(update)
+        prompt = self._prompt()
+        self._weight_check = self.fleet.check(
+            prompt, self.learner.score(prompt).tolist(), tolerance=self.config.learner.max_logprob_diff
+        )
+
+    def _prompt(self) -> list[int]:
+        """A fixed prompt spread over the vocabulary."""
+        if not self._known_prompt:
+            vocabulary = int(self.learner.model.config.vocab_size)
+            self._known_prompt = [(index * 7919 + 13) % vocabulary for index in range(KNOWN_PROMPT_TOKENS)]
+        return self._known_prompt
+
+    # --- evaluating --------------------------------------------------------------------------------------------------
+
+    def evaluate_if_due(self, step: int) -> None:
+        """Evaluate the held-out tasks with the weights of `step` updates, unless a line for it is there already."""
+        loop = self.config.loop
+        due = step in (0, loop.steps) or (loop.eval_every > 0 and step % loop.eval_every == 0)
+        if not due or any(line.step == step for line in self.log.evals()):
+            return
+        started = time.time()
+        specs = evaluation_specs(
+            self.heldout, step=step, samples=loop.eval_samples, sampling=self.sampling, max_attempts=loop.max_attempts
+        )
+        self.store.create_rollouts(specs).result()
+        names = {spec.rollout_id for spec in specs}
+        watch = Watch(self.store, "eval", stall_limit=loop.stall_limit)
+        watch.until(lambda: sum(name in names and rollout.terminal for name, rollout in watch.rollouts.items()) == len(names))
+        done: list[Rollout] = [watch.rollouts[name] for name in sorted(names)]
+        self.log.append(
+            "eval",
+            summarise(self.store, done, step=step, policy_version=self.learner.policy_version, seconds=time.time() - started),
+        )

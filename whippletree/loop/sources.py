@@ -1,0 +1,77 @@
+"""Sources of tasks: generated families and directories, each cut into training and held-out tasks.
+
+Invariants (tests/loop/test_sources.py):
+- no task is in both sets;
+- writing the tasks of a family twice gives the same directories.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from whippletree.configuration import Config
+from whippletree.errors import ConfigurationError
+from whippletree.loop.evaluation import Heldout
+from whippletree.loop.groups import SourceTasks
+from whippletree.tasks import load_task
+from whippletree.tasks.config import TrailFamily
+from whippletree.tasks.trail import write_tasks
+
+
+class TrailTasks(Config, tag="trail", tag_field="kind"):
+    """The generated family "follow the trail" (docs/tasks.md)."""
+
+    family: TrailFamily = TrailFamily()
+    """How many tasks, how deep, how many decoys."""
+
+
+class DirectoryTasks(Config, tag="directory", tag_field="kind"):
+    """Harbor task directories on disk."""
+
+    train: str
+    """Directory whose sub-directories are the training tasks."""
+    heldout: str
+    """Directory whose sub-directories are the held-out tasks; must not be the same."""
+
+
+TaskSet = TrailTasks | DirectoryTasks
+
+
+def task_directories(tasks: TaskSet, name: str, run_directory: Path) -> tuple[list[Path], list[Path]]:
+    """Training and held-out task directories of a source; generated ones are written below the run directory."""
+    if isinstance(tasks, TrailTasks):
+        root = run_directory / "tasks" / name
+        write_tasks(root, tasks.family)
+        train, heldout = root / "train", root / "heldout"
+    else:
+        train, heldout = Path(tasks.train), Path(tasks.heldout)
+        if train.resolve() == heldout.resolve():
+            raise ConfigurationError(f"source {name}: train and heldout are both {train}", "give two directories")
+    return _tasks_in(train, name), _tasks_in(heldout, name)
+
+
+def _tasks_in(directory: Path, name: str) -> list[Path]:
+    found = sorted(path.parent.resolve() for path in directory.glob("*/task.toml"))
+    if not found:
+        raise ConfigurationError(
+            f"source {name}: no task in {directory}", "each sub-directory with a task.toml is a task; see docs/tasks.md"
+        )
+    return found
+
+
+def resolve(name: str, tasks: TaskSet, harness: str, share: float, run_directory: Path) -> tuple[SourceTasks, list[Heldout]]:
+    """What the loop needs to know of a source. Every task is loaded once here, so that a broken one stops the run now."""
+    train, heldout = task_directories(tasks, name, run_directory)
+    loaded = {path: load_task(path) for path in [*train, *heldout]}
+    source = SourceTasks(
+        name=name,
+        tasks=tuple((path.name, str(path)) for path in train),
+        harness=harness,
+        share=share,
+        labels={path.name: loaded[path].labels for path in train},
+    )
+    held = [
+        Heldout(source=name, task_id=path.name, task_path=str(path), harness=harness, labels=loaded[path].labels)
+        for path in heldout
+    ]
+    return source, held

@@ -1,0 +1,276 @@
+"""`create` and `attach`: a sandbox as its controller sees it, whichever backend is behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from whippletree.errors import ConfigurationError, SandboxError
+from whippletree.protocols import ExecResult, SandboxHandle, SandboxSpec
+from whippletree.sandboxes import client, wire
+from whippletree.sandboxes.config import SandboxConfig
+from whippletree.sandboxes.relay import Relay
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ANSWER_SECONDS = 60.0
+_TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "run", "var", "tmp", "logs")
+_ISOLATION = {
+    "bubblewrap": (
+        "bubblewrap: own root, processes, users and network, with the gateway as the only way out; the kernel is shared"
+        " with the host."
+    ),
+    "process": (
+        "process: NO isolation; commands run as this user on this machine, see its files and its network, and are held"
+        " only by limits and clean-up."
+    ),
+}
+
+
+class Launcher:
+    """The small process that forks keepers, started on first use; it ends with this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def launch(self, request: wire.BoxRequest) -> socket.socket:
+        """Ask for a sandbox; our end of its lifeline. Raises SandboxError."""
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            for attempt in (1, 2):
+                door = self._door()
+                try:
+                    wire.Channel(door).send(request, (theirs.fileno(),))
+                    return ours
+                except OSError as error:  # it was killed: start another, once
+                    self._drop()
+                    if attempt == 2:
+                        ours.close()
+                        cause = f"the launcher of sandboxes does not run: {error.strerror}"
+                        raise SandboxError(cause, "look for its error above") from error
+        raise AssertionError("unreachable")
+
+    def _door(self) -> socket.socket:
+        if self._socket is None:
+            ours, theirs = socket.socketpair()
+            path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
+            with theirs:
+                self._process = subprocess.Popen(
+                    (sys.executable, "-s", "-m", "whippletree.sandboxes.launcher", str(theirs.fileno())),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env={"PYTHONPATH": path},
+                    cwd="/",
+                    start_new_session=True,
+                )
+            self._socket = ours
+        return self._socket
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@functools.lru_cache(maxsize=1)
+def _launcher_of(pid: int) -> Launcher:
+    return Launcher()
+
+
+def launcher() -> Launcher:
+    """This process's launcher (a forked child gets its own)."""
+    return _launcher_of(os.getpid())
+
+
+def root_of(config: SandboxConfig) -> Path:
+    """The directory of sandboxes' folders; made when missing. Raises ConfigurationError when others could write to it."""
+    root = Path(config.root).absolute() if config.root else Path(tempfile.gettempdir()) / f"whippletree-{os.geteuid()}"
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.stat()
+    except OSError as error:
+        raise ConfigurationError(f"sandbox.root: {root}: {error.strerror}", "give a directory that can be written") from error
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        cause = f"sandbox.root: {root} belongs to user {status.st_uid}, mode {status.st_mode & 0o777:o}"
+        raise ConfigurationError(cause, "give a directory that only you can write to")
+    return root
+
+
+def _checked(spec: SandboxSpec) -> None:
+    if not _ID.fullmatch(spec.sandbox_id):
+        raise SandboxError(
+            f"{spec.sandbox_id!r} cannot name a sandbox", "use up to 64 letters, digits, dots, dashes, underscores"
+        )
+    for path in (spec.workdir, *(inside for _, inside in (*spec.files, *spec.read_only))):
+        if not path.startswith("/") or ".." in path.split("/"):
+            raise SandboxError(f"{path!r}: not an absolute path without ..", "mend the path of the sandbox's spec")
+    top = spec.workdir.strip("/").split("/")
+    if top[0] in ("", *_TAKEN):
+        raise SandboxError(f"{spec.workdir!r} cannot be the work directory", "use a directory of its own, such as /app")
+
+
+class Box:
+    """One sandbox of this machine. Make it with `create`; use it on one event loop."""
+
+    def __init__(
+        self, config: SandboxConfig, request: wire.BoxRequest, spec: SandboxSpec, gateway: tuple[str, int], reason: str
+    ) -> None:
+        self.isolation = _ISOLATION[request.backend] + (f" Chosen because {reason}." if reason else "")
+        self.handle: SandboxHandle | None = None
+        self.gateway = gateway  # where commands inside find it; (host, port)
+        self._config = config
+        self._request = request
+        self._spec = spec
+        self._outside = gateway
+        self._lifeline: socket.socket | None = None
+        self._relay: Relay | None = None
+
+    async def start(self) -> SandboxHandle:
+        """Boot it. Raises SandboxError with what the backend said."""
+        if self._lifeline is not None:
+            raise SandboxError(f"sandbox {self._spec.sandbox_id} was started already", "create another")
+        self._lifeline = launcher().launch(self._request)
+        self._lifeline.setblocking(False)
+        try:
+            received = await client.receive(self._lifeline, wire.Assembler(), self._config.start_seconds)
+        except (OSError, TimeoutError) as error:
+            await self.stop()
+            cause = f"sandbox {self._spec.sandbox_id} did not start: {error or 'time is up'}"
+            raise SandboxError(cause, "raise sandbox.start_seconds if the machine is loaded") from error
+        ready = received[0] if received is not None else None
+        if received is None or not isinstance(ready, wire.Ready):
+            failed = ready if isinstance(ready, wire.Failed) else None
+            await self.stop()
+            message = failed.message if failed else "its keeper ended"
+            raise SandboxError(f"sandbox {self._spec.sandbox_id} did not start: {message}", failed.next_step if failed else "")
+        if descriptors := received[1]:
+            self._relay = Relay(socket.socket(fileno=descriptors[0]), self._outside)
+            await self._relay.start()
+            self.gateway = ("127.0.0.1", self._spec.gateway_port)
+        self.handle = SandboxHandle(
+            backend=self._request.backend,
+            sandbox_id=self._spec.sandbox_id,
+            pid=ready.pid,
+            root=str(Path(self._request.root) / self._spec.sandbox_id),
+            workdir=ready.workdir,
+            environment=ready.environment,
+            cgroups=ready.cgroups,
+            limits=self._spec.limits,
+        )
+        return self.handle
+
+    def _started(self) -> SandboxHandle:
+        if self.handle is None or self._lifeline is None:
+            raise SandboxError(f"sandbox {self._spec.sandbox_id} does not run", "start it first; a stopped one cannot be used")
+        return self.handle
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        environment: Mapping[str, str] | None = None,
+        cwd: str = "",
+        output_limit: int = client.OUTPUT_LIMIT,
+    ) -> ExecResult:
+        """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed."""
+        return await client.exec_async(
+            self._started(), argv, timeout=timeout, environment=environment, cwd=cwd, output_limit=output_limit
+        )
+
+    async def put(self, source: Path, target: str) -> None:
+        """Copy a host file or directory inside. A directory is merged into an existing one; no file is ever replaced."""
+        handle = self._started()
+        try:
+            descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SandboxError(f"{source}: {error.strerror}", "give a file or directory that can be read") from error
+        try:
+            await client.ask(handle, wire.Put(target=target), (descriptor,), _ANSWER_SECONDS)
+        finally:
+            os.close(descriptor)
+
+    async def read(self, path: str, limit: int = 1_000_000) -> bytes | None:
+        """At most `limit` bytes of a regular file; no component may be a symbolic link. None when it does not exist."""
+        answer = await client.ask(self._started(), wire.Read(path=path, limit=limit), (), _ANSWER_SECONDS)
+        return answer.data if isinstance(answer, wire.Content) else None
+
+    async def kill_all(self) -> None:
+        """End every process that was started inside; the sandbox and its files stay."""
+        await client.ask(self._started(), wire.KillAll(), (), _ANSWER_SECONDS)
+
+    async def stop(self) -> None:
+        """End everything in it and remove it. Never raises; may be called again, and before `start`."""
+        lifeline, self._lifeline = self._lifeline, None
+        if lifeline is None:
+            return
+        relay, self._relay = self._relay, None
+        try:
+            if relay is not None:
+                await relay.close()
+        finally:
+            await self._end(lifeline)
+
+    async def _end(self, lifeline: socket.socket) -> None:
+        with lifeline, contextlib.suppress(OSError, TimeoutError):  # closing the lifeline says the same
+            lifeline.send(wire.encode(wire.Stop()))
+            assembler = wire.Assembler()
+            while await client.receive(lifeline, assembler, self._config.stop_seconds) is not None:
+                pass
+            return
+        from whippletree.sandboxes import support
+
+        folder = Path(self._request.root) / self._spec.sandbox_id
+        await asyncio.to_thread(support.remove_left, folder, token=self._request.token)
+
+
+def create(config: SandboxConfig, spec: SandboxSpec, *, gateway: tuple[str, int]) -> Box:
+    """A sandbox that is not started yet. `gateway` is (host, port) as this process reaches it; it must be numeric or local.
+
+    Raises SandboxError for a spec that cannot be, ConfigurationError for a backend that cannot be.
+    """
+    from whippletree.sandboxes import support
+
+    _checked(spec)
+    kind, reason = support.choose(config)
+    request = wire.BoxRequest(
+        backend=kind,
+        sandbox_id=spec.sandbox_id,
+        token=uuid.uuid4().hex,
+        root=str(root_of(config)),
+        workdir="/" + spec.workdir.strip("/"),
+        bwrap=support.find_bwrap(config) if kind == "bubblewrap" else "",
+        files=spec.files,
+        read_only=spec.read_only,
+        environment=spec.environment,
+        gateway_port=spec.gateway_port,
+        memory_mb=spec.limits.memory_mb,
+        processes=spec.limits.processes,
+        open_files=spec.limits.open_files,
+        file_mb=spec.limits.file_mb,
+        space_mb=config.space_mb,
+        cgroup=config.cgroup,
+    )
+    return Box(config, request, spec, gateway, reason)
+
+
+def attach(handle: SandboxHandle) -> client.SyncExec:
+    """Blocking access to a running sandbox, from any thread of any process of this user on this machine."""
+    return client.SyncExec(handle)

@@ -1,0 +1,125 @@
+"""A cgroup per sandbox for memory and processes, version 1 or 2, where this process may make one.
+
+Invariants (tests/sandboxes/test_sandbox_cgroups.py): where no cgroup can be made the reason is told and nothing is left; a
+removed sandbox's cgroups are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import zlib
+from pathlib import Path
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+PREFIX = "whippletree-"
+
+
+class CgroupError(Exception):
+    """No cgroup can be made; the text says why."""
+
+
+def name_of(root: str, sandbox_id: str) -> str:
+    """Name of a sandbox's cgroup: unique by folder and id."""
+    return f"{PREFIX}{zlib.crc32(root.encode()):08x}-{sandbox_id}"
+
+
+def hierarchies() -> dict[str, Path]:
+    """Mount point of the hierarchy that has each controller: {"memory": ..., "pids": ...}; version 2 under both names."""
+    found: dict[str, Path] = {}
+    for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.partition(" ")
+        point = Path(before.split(" ")[4])
+        if kind == "cgroup":
+            for name in {"memory", "pids"} & set(options.split(" ")[-1].split(",")):
+                found[name] = point
+        elif kind == "cgroup2":
+            for name in {"memory", "pids"} & set(_read(point / "cgroup.controllers").split()):
+                found.setdefault(name, point)
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _own(controller: str, version2: bool) -> str:
+    """Path of this process's own cgroup in a hierarchy."""
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if (version2 and not controllers) or controller in controllers.split(","):
+            return path
+    return "/"
+
+
+def create(name: str, parent: str, *, memory_mb: int, processes: int) -> tuple[str, ...]:
+    """Make cgroups called `name` with these limits; their directories. Raises CgroupError, with nothing left behind."""
+    found = hierarchies()
+    made: list[str] = []
+    try:
+        for controller, limit in (("memory", memory_mb << 20), ("pids", processes)):
+            if not limit:
+                continue
+            if controller not in found:
+                raise CgroupError(f"no {controller} controller is mounted")
+            point = found[controller]
+            version2 = (point / "cgroup.controllers").exists()
+            directory = point / (parent or _own(controller, version2)).strip("/") / name
+            if str(directory) not in made:
+                directory.mkdir()
+                made.append(str(directory))
+            _limit(directory, controller, limit, version2)
+    except OSError as error:
+        remove(tuple(made), seconds=1.0)
+        raise CgroupError(f"{error.strerror}: {error.filename}") from error
+    except CgroupError:
+        remove(tuple(made), seconds=1.0)
+        raise
+    return tuple(made)
+
+
+def _limit(directory: Path, controller: str, limit: int, version2: bool) -> None:
+    names = {"memory": "memory.max" if version2 else "memory.limit_in_bytes", "pids": "pids.max"}
+    (directory / names[controller]).write_text(str(limit), encoding="ascii")
+    swap = directory / ("memory.swap.max" if version2 else "memory.memsw.limit_in_bytes")
+    if controller == "memory" and swap.exists():
+        with contextlib.suppress(OSError):  # swap accounting is optional; without it the memory limit stands alone
+            swap.write_text("0" if version2 else str(limit), encoding="ascii")
+
+
+def join(directories: tuple[str, ...]) -> None:
+    """Move the calling process into these cgroups. Raises OSError."""
+    for directory in directories:
+        with open(os.path.join(directory, "cgroup.procs"), "w", encoding="ascii") as file:  # noqa: PTH123, PTH118
+            file.write("0")
+
+
+def remove(directories: tuple[str, ...], *, seconds: float) -> bool:
+    """Kill what is still in these cgroups and remove them; False if one is still there after `seconds`."""
+    deadline = time.monotonic() + seconds
+    left = list(directories)
+    while left:
+        for directory in list(left):
+            try:
+                os.rmdir(directory)  # noqa: PTH106
+            except FileNotFoundError:
+                pass
+            except OSError:
+                for pid in _read(Path(directory) / "cgroup.procs").split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+                continue
+            left.remove(directory)
+        if left and time.monotonic() > deadline:
+            return False
+        if left:
+            time.sleep(0.002)
+    return True

@@ -1,0 +1,300 @@
+"""Clients of a keeper: one connection per request, blocking (`SyncExec`, for threads) or on an event loop (`exec_async`).
+
+Invariants (tests/sandboxes/): output beyond the limit is drained and dropped, never held; a command ends at its time limit; a
+client that is cancelled ends its command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from whippletree.errors import SandboxError
+from whippletree.protocols import ExecResult, SandboxHandle
+from whippletree.sandboxes import wire
+from whippletree.sandboxes.keeper import CONTROL
+
+OUTPUT_LIMIT = 1_000_000
+TIMED_OUT = 124
+_KILLED = -9
+_GRACE_SECONDS = 10.0
+_CHUNK = 65536
+_GONE = "it was stopped, or its controller or keeper ended; start another"
+
+
+def connect(handle: SandboxHandle) -> socket.socket:
+    """A connection to the keeper of a sandbox. Raises SandboxError when it is gone."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(str(Path(handle.root) / CONTROL))
+    except OSError as error:
+        connection.close()
+        raise SandboxError(f"sandbox {handle.sandbox_id} cannot be reached: {error.strerror}", _GONE) from error
+    return connection
+
+
+class Exchange:
+    """One command as its client sees it: the output so far, and how it stands. No I/O but reading what is there."""
+
+    def __init__(self, handle: SandboxHandle, connection: socket.socket, output: int, limit: int) -> None:
+        self.connection = connection
+        self.output = output
+        self.open = True  # the output may bring more
+        self.ended = False  # the keeper's side has closed
+        self.code: int | None = None
+        self.timed_out = False
+        self._handle = handle
+        self._limit = limit
+        self._started = time.monotonic()
+        self._data = bytearray()
+        self._truncated = False
+        self._assembler = wire.Assembler()
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will come."""
+        return self.ended or (not self.open and self.code is not None)
+
+    def read_output(self) -> bool:
+        """Take what the command wrote; False when there is nothing now."""
+        try:
+            data = os.read(self.output, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.open = False
+            return False
+        room = self._limit - len(self._data)
+        self._data += data[:room]
+        self._truncated = self._truncated or len(data) > room
+        return True
+
+    def read_messages(self) -> None:
+        """Take what the keeper says. Raises SandboxError when it refused."""
+        try:
+            data, _ = wire.receive_some(self.connection)
+        except (BlockingIOError, ConnectionResetError) as error:
+            self.ended = self.ended or isinstance(error, ConnectionResetError)
+            return
+        if not data:
+            self.ended = True
+            return
+        self._assembler.feed(data, [])
+        while (received := self._assembler.take()) is not None:
+            message = received[0]
+            if isinstance(message, wire.Exited):
+                self.code = message.code
+            elif isinstance(message, wire.Failed):
+                raise SandboxError(f"sandbox {self._handle.sandbox_id}: {message.message}", message.next_step or _GONE)
+
+    def tell(self, *, kill: bool) -> None:
+        """Say how it ends."""
+        with contextlib.suppress(OSError):  # its end is what was wanted
+            self.connection.sendall(wire.encode(wire.Finish(kill=kill)))
+
+    def result(self) -> ExecResult:
+        """What came of it. `exit_code` is negative for a signal, and 124 at the time limit. Raises SandboxError when the command
+        ended without a word because the sandbox did."""
+        while self.ended and self.open and self.read_output():
+            pass
+        if self.code is None and not self.timed_out:
+            connect(self._handle).close()
+        code = TIMED_OUT if self.timed_out else self.code if self.code is not None else _KILLED
+        return ExecResult(
+            exit_code=code,
+            output=self._data.decode("utf-8", errors="replace"),
+            seconds=time.monotonic() - self._started,
+            timed_out=self.timed_out,
+            truncated=self._truncated,
+        )
+
+
+@contextlib.contextmanager
+def exchange(handle: SandboxHandle, message: wire.Exec, limit: int) -> Iterator[Exchange]:
+    """Start a command; whatever is left of it when the block ends is killed."""
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(connect(handle))
+        output, inside = os.pipe()
+        stack.callback(os.close, output)
+        os.set_blocking(output, False)
+        try:
+            wire.Channel(connection).send(message, (inside,))
+        except OSError as error:
+            raise SandboxError(f"sandbox {handle.sandbox_id} is gone: {error.strerror}", _GONE) from error
+        finally:
+            os.close(inside)
+        connection.setblocking(False)
+        yield Exchange(handle, connection, output, limit)
+
+
+def _message(handle: SandboxHandle, argv: Sequence[str], environment: Mapping[str, str] | None, cwd: str) -> wire.Exec:
+    return wire.Exec(
+        argv=tuple(argv), cwd=cwd or handle.workdir, environment=dict(handle.environment) | dict(environment or {})
+    )
+
+
+class SyncExec:
+    """Runs commands in a sandbox from any thread of any process of this user on this machine."""
+
+    def __init__(self, handle: SandboxHandle) -> None:
+        self.handle = handle
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        environment: Mapping[str, str] | None = None,
+        cwd: str = "",
+        output_limit: int = OUTPUT_LIMIT,
+    ) -> ExecResult:
+        """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed.
+
+        Raises SandboxError when the sandbox is gone or a kill does not take.
+        """
+        with exchange(self.handle, _message(self.handle, argv, environment, cwd), output_limit) as run:
+            if not _drive(run, time.monotonic() + timeout):
+                run.timed_out = True
+                run.tell(kill=True)
+                if not _drive(run, time.monotonic() + _GRACE_SECONDS):
+                    raise SandboxError(f"sandbox {self.handle.sandbox_id}: a command outlived its kill", "stop the sandbox")
+            else:
+                run.tell(kill=False)
+            return run.result()
+
+
+def _drive(run: Exchange, deadline: float) -> bool:
+    """Read until it is finished; False at the deadline. After a kill only the keeper's end counts."""
+    poll = select.poll()
+    poll.register(run.connection, select.POLLIN)
+    poll.register(run.output, select.POLLIN)
+    while not (run.ended if run.timed_out else run.finished):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        ready = {descriptor for descriptor, _ in poll.poll(left * 1000 + 1)}
+        if run.output in ready:
+            run.read_output()
+            if not run.open:
+                poll.unregister(run.output)
+        if run.connection.fileno() in ready:
+            run.read_messages()
+    return True
+
+
+async def exec_async(
+    handle: SandboxHandle,
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    environment: Mapping[str, str] | None = None,
+    cwd: str = "",
+    output_limit: int = OUTPUT_LIMIT,
+) -> ExecResult:
+    """As SyncExec.exec, on the running loop. Cancelling it kills the command."""
+    with exchange(handle, _message(handle, argv, environment, cwd), output_limit) as run:
+        if not await _watch(run, timeout):
+            run.timed_out = True
+            run.tell(kill=True)
+            if not await _watch(run, _GRACE_SECONDS):
+                raise SandboxError(f"sandbox {handle.sandbox_id}: a command outlived its kill", "stop the sandbox")
+        else:
+            run.tell(kill=False)
+        return run.result()
+
+
+async def _watch(run: Exchange, timeout: float) -> bool:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    connection = run.connection.fileno()
+
+    def on_output() -> None:
+        run.read_output()
+        if not run.open:
+            loop.remove_reader(run.output)
+        settle()
+
+    def on_message() -> None:
+        try:
+            run.read_messages()
+        except (SandboxError, OSError) as error:
+            loop.remove_reader(connection)
+            if not done.done():
+                done.set_exception(error)
+            return
+        if run.ended:
+            loop.remove_reader(connection)
+        settle()
+
+    def settle() -> None:
+        if (run.ended if run.timed_out else run.finished) and not done.done():
+            done.set_result(None)
+
+    settle()
+    if run.open:
+        loop.add_reader(run.output, on_output)
+    loop.add_reader(connection, on_message)
+    try:
+        await asyncio.wait_for(done, timeout)
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(connection)
+        loop.remove_reader(run.output)
+    return True
+
+
+async def receive(
+    connection: socket.socket, assembler: wire.Assembler, seconds: float
+) -> tuple[wire.Message, list[int]] | None:
+    """One message from a non-blocking connection; None at its end. Raises TimeoutError, OSError."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[wire.Message, list[int]] | None] = loop.create_future()
+
+    def on_readable() -> None:
+        try:
+            data, descriptors = wire.receive_some(connection)
+            if data:
+                assembler.feed(data, descriptors)
+                received = assembler.take()
+                if received is None:
+                    return
+            else:
+                assembler.end()
+                received = None
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if not done.done():
+                done.set_exception(error)
+            return
+        if not done.done():
+            done.set_result(received)
+
+    loop.add_reader(connection.fileno(), on_readable)
+    try:
+        return await asyncio.wait_for(done, seconds)
+    finally:
+        loop.remove_reader(connection.fileno())
+
+
+async def ask(handle: SandboxHandle, message: wire.Message, descriptors: tuple[int, ...], seconds: float) -> wire.Message:
+    """One request with one answer. Raises SandboxError when it was refused, or when no answer comes in time."""
+    with connect(handle) as connection:
+        try:
+            wire.Channel(connection).send(message, descriptors)
+            connection.setblocking(False)
+            received = await receive(connection, wire.Assembler(), seconds)
+        except (OSError, TimeoutError) as error:
+            raise SandboxError(f"sandbox {handle.sandbox_id} does not answer: {error or 'time is up'}", _GONE) from error
+    if received is None:
+        raise SandboxError(f"sandbox {handle.sandbox_id} ended before its answer", _GONE)
+    if isinstance(received[0], wire.Failed):
+        raise SandboxError(f"sandbox {handle.sandbox_id}: {received[0].message}", received[0].next_step)
+    return received[0]

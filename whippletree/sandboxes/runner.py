@@ -1,0 +1,160 @@
+"""One command inside a sandbox, and the other things that a keeper's child does for a client.
+
+    client ──Exec──► child of the keeper ──enters, forks──► supervisor (inside) ──forks──► the command
+      waits for the end of the output and of the command; at its time limit says Finish(kill) or just goes:
+      then the supervisor, reaper of all orphans below it, kills everything that the command started
+
+Invariants (tests/sandboxes/): the end of a client, however it ends, ends its command; a killed command leaves no descendant, in
+whichever session it hides; what a finished command left in the background lives on in the sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+
+from whippletree.sandboxes import files, kernel, machine, wire
+
+_NOT_FOUND, _NOT_RUNNABLE = 127, 126
+
+
+def serve(channel: wire.Channel, box: machine.Machine) -> int:
+    """In a child of the keeper: read one request, do it, answer."""
+    received = channel.receive()
+    if received is None:
+        return 0
+    message, descriptors = received
+    try:
+        match message:
+            case wire.Exec() if len(descriptors) == 1:
+                box.enter()
+                _inside(box, lambda: _supervise(channel, message, descriptors[0], box), wait=False)
+            case wire.Put() if len(descriptors) == 1:
+                box.enter()
+                _inside(box, lambda: _reply(channel, lambda: _put(box, message, descriptors[0])), wait=True)
+            case wire.Read():
+                box.enter()
+                _inside(box, lambda: _reply(channel, lambda: _read(box, message)), wait=True)
+            case wire.KillAll():
+                _reply(channel, lambda: _kill_all(box))
+            case _:
+                channel.send(wire.Failed(message=f"a keeper does not do {type(message).__name__}"))
+    except OSError as error:
+        hint = "it has ended: look at its memory limit" if isinstance(error, ProcessLookupError) else ""
+        channel.send(wire.Failed(message=f"cannot enter the sandbox: {error}", next_step=hint))
+    return 0
+
+
+def _inside(box: machine.Machine, body: Callable[[], int], *, wait: bool) -> None:
+    """Run `body` inside: here, or in a fork where entering moves only children."""
+    if not box.separate:
+        body()
+        return
+    pid = machine.fork(body)
+    if wait:
+        os.waitpid(pid, 0)
+
+
+def _reply(channel: wire.Channel, body: Callable[[], wire.Message]) -> int:
+    try:
+        answer = body()
+    except OSError as error:
+        answer = wire.Failed(message=f"{error.strerror}: {error.filename}" if error.filename else str(error))
+    except ValueError as error:
+        answer = wire.Failed(message=str(error))
+    channel.send(answer)
+    return 0
+
+
+def _put(box: machine.Machine, message: wire.Put, source: int) -> wire.Message:
+    files.put(box.base, source, message.target, box.owner)
+    return wire.Done()
+
+
+def _read(box: machine.Machine, message: wire.Read) -> wire.Message:
+    return wire.Content(data=files.read(box.base, message.path, message.limit))
+
+
+def _kill_all(box: machine.Machine) -> wire.Message:
+    box.kill_all()
+    return wire.Done()
+
+
+def _supervise(channel: wire.Channel, message: wire.Exec, output: int, box: machine.Machine) -> int:
+    """Start the command, report its end, and stay until the client says what is to become of its children."""
+    kernel.become_subreaper()
+    woken, wake = os.pipe()
+    for descriptor in (woken, wake):
+        os.set_blocking(descriptor, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    command = machine.fork(lambda: _command(message, output, box))
+    os.close(output)
+    poll = select.poll()
+    poll.register(channel.socket, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    try:
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if woken in ready:
+                os.read(woken, 4096)
+                code = _reap(command)
+                if code is not None:
+                    channel.send(wire.Exited(code=code))
+            if channel.socket.fileno() in ready:
+                received = channel.receive()
+                if received is not None and isinstance(received[0], wire.Finish) and not received[0].kill:
+                    return 0
+                machine.end_descendants()
+                return 0
+    except OSError:  # the client is gone
+        machine.end_descendants()
+        return 1
+
+
+def _reap(command: int) -> int | None:
+    """Collect what has ended; the command's exit code when it is among them."""
+    code = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return code
+        if pid == 0:
+            return code
+        if pid == command:
+            code = os.waitstatus_to_exitcode(status)
+
+
+def _command(message: wire.Exec, output: int, box: machine.Machine) -> int:
+    """Become the command: own session, no input, one pipe for all output."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    os.umask(0o022)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    box.become_agent()
+    argv = [box.argument(argument) for argument in message.argv]
+    try:
+        os.chdir(box.directory(message.cwd))
+    except OSError as error:
+        return _complain(f"{message.cwd}: {error.strerror}", _NOT_RUNNABLE)
+    try:
+        os.execvpe(argv[0], argv, message.environment)
+    except FileNotFoundError:
+        return _complain(f"{argv[0]}: command not found", _NOT_FOUND)
+    except OSError as error:
+        return _complain(f"{argv[0]}: {error.strerror}", _NOT_RUNNABLE)
+
+
+def _complain(text: str, code: int) -> int:
+    sys.stderr.flush()
+    os.write(2, f"{text}\n".encode())
+    return code

@@ -1,0 +1,144 @@
+"""Rollouts for people: a list of them; one with its attempts and phases, its messages, its calls, and every token if asked.
+
+Invariants (tests/ui/test_rollout_view.py):
+- control characters that a model or tool wrote cannot reach the terminal, and nothing it wrote is read as markup;
+- where the output is no terminal, nothing is cut off, so that it can be searched;
+- a rollout in any state can be shown, also one without an attempt, and one whose payloads were released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from whippletree.errors import StoreError
+from whippletree.loop.layout import Layout
+from whippletree.protocols import Renderer, Store
+from whippletree.types import Attempt, Call, Rollout
+from whippletree.ui.conversation import conversation, printable
+
+WIDE = 1000  # columns, where the output is a file or a pipe
+ROLE_WIDTH = 9
+
+
+def make_console(file: TextIO | None = None) -> Console:
+    """A console on `file` (default: standard output) that cuts nothing off where that is no terminal."""
+    console = Console(file=file, highlight=False, markup=False, emoji=False)
+    return console if console.is_terminal else Console(file=file, width=WIDE, highlight=False, markup=False, emoji=False)
+
+
+def print_rollouts(store: Store, rollouts: Iterable[Rollout], console: Console) -> None:
+    """One line per rollout."""
+    rows = []
+    for rollout in rollouts:
+        calls = store.calls(rollout.spec.rollout_id, rollout.attempt) if rollout.attempt else []
+        cause = f"{rollout.cause.cause}: {rollout.cause.message}".splitlines()[0] if rollout.cause else ""
+        reward = "–" if rollout.reward is None else f"{rollout.reward:g}"
+        spec = rollout.spec
+        rows.append((spec.rollout_id, spec.task_id, rollout.state, str(rollout.attempt), reward, str(len(calls)), cause))
+    console.print(_table(("rollout", "task", "state", "attempt", "reward", "calls", "cause"), rows, whole=2))
+
+
+def print_rollout(store: Store, layout: Layout, rollout_id: str, *, tokens: bool, console: Console) -> None:
+    """Print a rollout. Raises StoreError when it is unknown."""
+    rollout = store.rollout(rollout_id)
+    _head(rollout, console)
+    for attempt in store.attempts(rollout_id):
+        _attempt(attempt, console)
+    calls = store.calls(rollout_id, rollout.attempt) if rollout.attempt else []
+    if calls:
+        _messages(store, rollout, calls, console)
+        _calls(calls, console)
+    if tokens:
+        _tokens(store, layout, calls, console)
+
+
+def _head(rollout: Rollout, console: Console) -> None:
+    spec = rollout.spec
+    reward = "none" if rollout.reward is None else f"{rollout.reward:g}"
+    console.print(Text(printable(f"{spec.rollout_id}: {rollout.state}, reward {reward}"), style="bold"))
+    where = f"task {spec.task_id} ({spec.source}), harness {spec.harness}, group {spec.group_id}, {spec.purpose}"
+    console.print(Text(printable(where)))
+    if rollout.cause is not None:
+        cause = rollout.cause
+        console.print(Text(printable(f"{cause.cause} in {cause.phase}: {cause.message}"), style="red"))
+        if cause.next_step:
+            console.print(Text(printable(f"what to do: {cause.next_step}"), style="red"))
+
+
+def _attempt(attempt: Attempt, console: Console) -> None:
+    phases = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in attempt.phases)
+    end = attempt.cause.cause if attempt.cause else attempt.exit_status or "unfinished"
+    console.print(Text(printable(f"attempt {attempt.attempt}: {end}" + (f"; {phases}" if phases else ""))))
+    if attempt.result is not None and attempt.result.output:
+        console.print(Text(f"  verifier: {printable(attempt.result.output.strip())}", style="dim"))
+
+
+def _messages(store: Store, rollout: Rollout, calls: Sequence[Call], console: Console) -> None:
+    console.print(Text(f"\nmessages of attempt {rollout.attempt}", style="bold"))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=ROLE_WIDTH, justify="right", style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for turn in conversation(store, calls):
+        text = Text(turn.text, style="blue" if turn.role == "assistant" else "dim" if turn.role == "note" else "")
+        if turn.note:
+            text.append(f"{'  ' if turn.text else ''}[{turn.note}]", style="dim")
+        table.add_row(turn.role, text)
+    console.print(table)
+
+
+def _calls(calls: Sequence[Call], console: Console) -> None:
+    rows = [
+        (
+            str(call.index),
+            str(call.prompt_tokens),
+            str(call.cached_tokens),
+            str(call.sampled_tokens),
+            call.finish_reason,
+            f"{call.version_start}–{call.version_end}" if call.version_start != call.version_end else str(call.version_end),
+            call.prefix_break or "extends",
+            "yes" if call.delivered else "no",
+            f"{call.times.finished - call.times.received:.2f}" if call.times.finished else "–",
+        )
+        for call in calls
+    ]
+    names = ("#", "prompt", "cached", "sampled", "finish", "version", "prefix", "delivered", "seconds")
+    console.print(Text("\ncalls", style="bold"))
+    console.print(_table(names, rows))
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]], *, whole: int = 0) -> Table:
+    """Cells as they are, never as markup; the first `whole` columns are never wrapped."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for number, name in enumerate(names):
+        table.add_column(name, no_wrap=number < whole, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(value)) for value in row))
+    return table
+
+
+def _tokens(store: Store, layout: Layout, calls: Sequence[Call], console: Console) -> None:
+    from whippletree.configuration import load
+    from whippletree.loop.config import RunConfig
+    from whippletree.rendering import load_renderer
+
+    config = load(RunConfig, layout.config)
+    renderer: Renderer = load_renderer(Path(layout.read_services().model_directory), config.rendering)
+    for call in calls:
+        console.print(Text(f"\ncall {call.index}: sampled tokens", style="bold"))
+        try:
+            payload = store.payload(call)
+        except StoreError as error:
+            console.print(Text(printable(str(error)), style="dim"))
+            continue
+        rows = []
+        for number, (token, logprob) in enumerate(zip(payload.sampled_ids.tolist(), payload.logprobs.tolist(), strict=True)):
+            version = max((span for span in call.versions if span.start <= number), key=lambda span: span.start, default=None)
+            told = "–" if version is None else str(version.policy_version)
+            rows.append((str(number), str(token), repr(renderer.decode([token])), f"{logprob:.4f}", told))
+        console.print(_table(("#", "id", "text", "logprob", "version"), rows))
