@@ -128,7 +128,7 @@ def make_world(tmp_path: Path, renderer: Any) -> Callable[..., Any]:
         async with AsyncExitStack() as stack:
             store = open_store(tmp_path / "run")
             stack.callback(store.close)
-            fixed = sampling or Sampling(max_tokens=400)
+            fixed = sampling or Sampling(max_tokens=400, seed=1)
             same = {"group_id": "g", "source": "s", "task_id": "t", "task_path": "/t", "harness": "h", "sampling": fixed}
             specs = [RolloutSpec(rollout_id=f"r{n}", **same) for n in range(3)]
             store.create_rollouts(specs).result()

@@ -22,7 +22,7 @@ async def running(engine):
 
 
 async def test_a_stream_that_is_dropped_ends_the_engines_request_and_is_recorded_undelivered(make_world):
-    async with make_world(None, faults=Faults(token_seconds=0.02)) as world:
+    async with make_world(lambda prompt: "word " * 300, faults=Faults(token_seconds=0.02)) as world:
         body = {"messages": [user("go")], "stream": True}
         async with world.http.post(f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions", json=body) as response:
             assert b'"content":' in await response.content.readany()

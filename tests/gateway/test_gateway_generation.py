@@ -2,11 +2,12 @@
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
 
 from whippletree.engines.scripted import Faults, ScriptedEngine
-from whippletree.errors import AlignmentError
+from whippletree.errors import AlignmentError, EngineUnavailable
 from whippletree.gateway.generation import Sampled, check_alignment, effective_sampling
 from whippletree.gateway.keys import mint
 from whippletree.types import RequestedSampling, Sampling, TokenChunk, VersionSpan, WeightUpdate
@@ -63,7 +64,7 @@ async def test_another_replica_goes_on_where_the_first_broke(make_world):
     broken = engine(faults=Faults(reset_after=5))
     whole = engine()
     await whole.update_weights(WeightUpdate(directory="", policy_version=4))
-    async with make_world(None, engines=[broken, whole], sampling=Sampling(max_tokens=20)) as world:
+    async with make_world(None, engines=[broken, whole], sampling=Sampling(max_tokens=20, seed=3)) as world:
         status, reply = await world.chat([user("go")])
         (call,) = world.calls()
         assert status == 200
@@ -97,10 +98,29 @@ async def test_time_spent_held_does_not_count_as_waiting_for_an_engine(make_worl
 async def test_a_silent_engine_counts_as_not_answering(make_world):
     silent = engine(faults=Faults(first_token_seconds=60.0))
     async with make_world(
-        None, engines=[silent, engine()], engine_silence_limit=0.15, sampling=Sampling(max_tokens=5)
+        None, engines=[silent, engine()], engine_silence_limit=0.15, sampling=Sampling(max_tokens=5, seed=3)
     ) as world:
         assert (await world.chat([user("go")]))[0] == 200
         assert (await silent.status()).running == 0
+
+
+async def test_a_turn_whose_engine_died_after_its_last_token_is_at_its_end(make_world, renderer):
+    class DiesLast(ScriptedEngine):
+        async def generate(self, request):
+            asked.append(request)
+            async for chunk in super().generate(request):
+                yield msgspec.structs.replace(chunk, finish_reason=None)
+            raise EngineUnavailable("gone before it said that this was all")
+
+    asked = []
+    answer = renderer.codec.encode("hello<|im_end|>")
+    dying = DiesLast(lambda prompt: answer, vocabulary=420, context=4096)
+    async with make_world(engines=[dying]) as world:
+        _, reply = await world.chat([user("go")])
+        assert (reply["choices"][0]["message"]["content"], reply["choices"][0]["finish_reason"]) == ("hello", "stop")
+        _, reply = await world.chat([user("go")], max_tokens=2)
+        assert (reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]) == (2, "length")
+        assert len(asked) == 2
 
 
 @pytest.mark.parametrize("faults", [Faults(no_logprobs=True), Faults(drop_ids=True)])

@@ -72,7 +72,7 @@ async def test_a_reply_that_nobody_took_is_told_to_the_retry(make_world):
 
 async def test_a_retry_of_a_call_that_was_cut_short_goes_on_with_it(make_world):
     """Sampling it anew would favour short replies: long ones are the ones that clients give up on."""
-    async with make_world(None, sampling=Sampling(max_tokens=30), faults=Faults(token_seconds=0.01)) as world:
+    async with make_world(None, sampling=Sampling(max_tokens=30, seed=1), faults=Faults(token_seconds=0.01)) as world:
         first = asyncio.create_task(world.chat([user("go")]))
         await asyncio.sleep(0.15)
         first.cancel()

@@ -96,7 +96,9 @@ async def test_a_seal_waits_for_the_calls_in_flight(make_world):
 
 
 async def test_a_seal_cancels_at_its_limit_and_records_what_was_sampled(make_world):
-    async with make_world(None, faults=Faults(token_seconds=0.02), sampling=Sampling(max_tokens=3000)) as world:
+    async with make_world(
+        lambda prompt: "word " * 300, faults=Faults(token_seconds=0.02), sampling=Sampling(max_tokens=3000)
+    ) as world:
         pending = asyncio.create_task(world.chat([user("go")]))
         await under_way(world)
         await asyncio.sleep(0.1)
@@ -120,7 +122,7 @@ async def test_a_seal_refuses_a_call_that_waits_for_a_hold_at_once(make_world):
 
 async def test_an_attempt_that_was_sealed_in_the_store_is_fenced_off(make_world):
     """The controller re-queued it while the gateway was sampling: the late call is refused by the store."""
-    async with make_world(None, faults=Faults(token_seconds=0.01), sampling=Sampling(max_tokens=20)) as world:
+    async with make_world(["one", "two"], faults=Faults(token_seconds=0.05)) as world:
         pending = asyncio.create_task(world.chat([user("go")]))
         await under_way(world)
         await asyncio.wrap_future(world.store.release_worker("worker"))
@@ -128,8 +130,9 @@ async def test_an_attempt_that_was_sealed_in_the_store_is_fenced_off(make_world)
         assert (status, body["error"]["code"]) == (403, "sealed")
         assert world.calls() == []
         assert (await world.chat([user("go")]))[0] == 403
+        assert (await world.control.status_async()).sessions == 0
         await asyncio.wrap_future(world.store.claim("worker", 3))
-        assert (await world.chat([user("go")], attempt=2))[0] == 200
+        assert (await world.chat([user("go")], attempt=2))[1]["choices"][0]["message"]["content"] == "two"  # none was wasted
         assert (await world.control.seal_async("r0", 1)).sealed is False
 
 

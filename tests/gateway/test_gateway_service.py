@@ -37,7 +37,7 @@ async def test_a_conversation_goes_on_from_the_recorded_ids(make_world):
 
 
 async def test_ids_logprobs_and_usage_agree(make_world):
-    async with make_world(None, sampling=Sampling(max_tokens=17)) as world:
+    async with make_world(None, sampling=Sampling(max_tokens=17, seed=1)) as world:
         _, reply = await world.chat([user("go")])
         (call,) = world.calls()
         payload = world.store.payload(call)
@@ -53,7 +53,7 @@ async def test_ids_logprobs_and_usage_agree(make_world):
 
 
 async def test_the_run_decides_how_is_sampled_and_the_wish_is_recorded(make_world):
-    async with make_world(None, sampling=Sampling(temperature=0.7, max_tokens=30)) as world:
+    async with make_world(None, sampling=Sampling(temperature=0.7, max_tokens=30, seed=1)) as world:
         await world.chat([user("a")], temperature=0.1, max_tokens=1000, top_p=0.5)
         await world.chat([user("b")], max_completion_tokens=3)
         one, two = world.calls()
@@ -91,6 +91,17 @@ async def test_breaks_of_the_prefix_are_recorded_by_cause(make_world):
         causes = [call.prefix_break for call in world.calls()]
         assert causes == ["first", "", "harness_edit", "new_thread", "harness_edit", "harness_edit"]
         assert (await world.control.status_async()).prefix_breaks == {"first": 1, "": 1, "harness_edit": 3, "new_thread": 1}
+
+
+async def test_a_call_sent_back_as_text_still_goes_on_from_the_ids_it_has_in_common(make_world):
+    """The messages differ, the rendered prompt does not: no prefix is broken and nothing is stored twice."""
+    async with make_world(lambda prompt: LISTING) as world:
+        await world.chat([user("go")])
+        text = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
+        await world.chat([user("go"), {"role": "assistant", "content": text}, user("on")])
+        one, two = world.calls()
+        assert (two.prefix_break, two.parent_call_id) == ("", one.call_id)
+        assert len(world.store.payload(two).prompt_delta) < two.prompt_tokens - one.prompt_tokens
 
 
 async def test_a_repeat_after_delivery_is_a_new_sampling_of_the_same_prompt(make_world):

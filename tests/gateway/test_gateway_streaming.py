@@ -62,6 +62,8 @@ async def test_the_async_sdk_streamed_and_whole_agree(make_world):
         assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
         streamed = world.calls()[1]
         assert streamed.streamed
+        await world.control.seal_async("r0", 1)
+        assert all(call.delivered for call in world.calls())
         assert streamed.sampled_tokens == whole.usage.completion_tokens
 
 

@@ -96,7 +96,7 @@ class Routes:
 
     async def _serve(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         received = time.time()
-        session = await self._gateway.session(self._attempt(request))
+        key = self._attempt(request)
         body = await request.read()
         incoming = Incoming(
             dialect=dialect,
@@ -106,6 +106,7 @@ class Routes:
             received=received,
             retry=request.headers.get(RETRY_HEADER, "0") not in ("", "0"),
         )
+        session = await self._gateway.session(key)
         return await answer(request, self._gateway, session, incoming)
 
     async def models(self, request: web.Request) -> web.Response:

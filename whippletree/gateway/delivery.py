@@ -53,14 +53,17 @@ def error_response(dialect: Dialect, error: RequestError) -> web.Response:
 
 async def answer(http: web.Request, gateway: Gateway, session: Session, incoming: Incoming) -> web.StreamResponse:
     """Serve one request to its last byte. Raises WhippletreeError where nothing was written yet."""
-    live = await gateway.submit(session, incoming)
-    live.join()
+    session.users += 1
     try:
-        if incoming.request.stream:
-            return await _stream(http, gateway, session, incoming, live)
-        return await _whole(http, gateway, session, incoming, live)
+        live = await gateway.submit(session, incoming)
+        live.join()
+        try:
+            serve = _stream if incoming.request.stream else _whole
+            return await serve(http, gateway, session, incoming, live)
+        finally:
+            live.leave()
     finally:
-        live.leave()
+        session.users -= 1
 
 
 async def _whole(

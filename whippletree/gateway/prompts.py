@@ -45,8 +45,10 @@ def prepare(lineage: Lineage, renderer: Renderer, request: ChatRequest) -> Promp
         parent = lineage.find_parent(np.asarray(ids, dtype=np.int32))
         if same is not None:
             cause = same.call.prefix_break
+        elif base is None:
+            cause = "" if parent is not None else lineage.cause(request.messages)
         else:
-            cause = lineage.cause(request.messages) if base is None else _break(lineage, renderer, base, ids, request)
+            cause = _break(lineage, renderer, base, ids, request)
     else:
         cause = ""
     known = 0 if parent is None else _length(parent)

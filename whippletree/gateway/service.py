@@ -186,6 +186,7 @@ class Gateway:
             call = await asyncio.wrap_future(self._store.record_call(call, payload))
         except FencedError as error:
             session.sealed = True
+            self._sessions.pop(session.key, None)
             raise RequestError(str(error), "stop; this attempt has ended", status=403, code="sealed") from error
         session.recorded(call)
         if not call.error:

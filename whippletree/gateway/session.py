@@ -39,11 +39,12 @@ class Session:
         self.turns = 0  # requests that were begun, for seeds
         self.next_index = 0
         self.preferred = -1  # the replica that has this attempt's prefix
+        self.users = 0  # handlers that work with it
 
     @property
     def idle(self) -> bool:
         """Nothing is under way: it may be dropped from memory."""
-        return not self.live and not self.marks
+        return not self.users and not self.live and not self.marks
 
     def check_open(self) -> None:
         """Raises RequestError (403) when the attempt takes no further calls."""
