@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 import urllib.request
@@ -22,6 +23,14 @@ def ask(spec: AttemptSpec, text: str) -> dict:
     request = urllib.request.Request(f"{spec.base_url}/chat/completions", body, headers)
     with urllib.request.urlopen(request, timeout=spec.timeout) as reply:
         return json.load(reply)
+
+
+ASK = """
+import json, os, urllib.request
+body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "hi"}]}).encode()
+headers = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
+urllib.request.urlopen(urllib.request.Request(os.environ["URL"] + "/chat/completions", body, headers)).read()
+"""
 
 
 class HttpHarness:
@@ -47,6 +56,8 @@ class HttpHarness:
             raise SystemExit(3)
         if "sleep" in settings:
             time.sleep(float(str(settings["sleep"])))
+        if "kill" in settings:
+            os.kill(spec.sandbox.pid, signal.SIGKILL)
         steps = 0
         if settings.get("ask", True):
             ask(spec, spec.instruction)
@@ -64,8 +75,8 @@ class HttpHarness:
             raise ConfigurationError("setting wrong is wrong", "leave it out")
         return LaunchPlan(
             argv=("/bin/sh", "-c", str(spec.settings.get("shell", "cat note; cat note > /tmp/trajectory.json 2>/dev/null"))),
-            environment={"KEY": spec.api_key},
-            files=((f"{spec.workdir}/note", f"note for {spec.rollout_id} {spec.api_key}\n"),),
+            environment={"KEY": spec.api_key, "URL": spec.base_url, "ASK": ASK},
+            files=(("/app/note", f"note for {spec.rollout_id} {spec.api_key}\n"),),
         )
 
     def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:

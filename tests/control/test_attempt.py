@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,15 +33,8 @@ def failed(rollout: Rollout, cause: CauseClass, phase: str) -> str:
     return rollout.cause.message
 
 
-@pytest.mark.parametrize("launch", ["pool", "process"])
-async def test_a_solved_task_goes_through_every_phase(world: World, tmp_path: Path, launch: str) -> None:
-    shell = 'test -n "$KEY" && cat note && touch done'
-    rollout, attempt = await run_one(
-        world, write_task(tmp_path / "t"), launch=launch, settings={"command": "touch done", "shell": shell}
-    )
-    if launch == "process":  # this harness asks nothing in that mode
-        failed(rollout, CauseClass.NO_CALLS, "agent")
-        return
+async def test_a_solved_task_goes_through_every_phase(world: World, tmp_path: Path) -> None:
+    rollout, attempt = await run_one(world, write_task(tmp_path / "t"))
     assert (rollout.state, rollout.reward, rollout.cause) == ("succeeded", 1.0, None)
     assert [phase.name for phase in attempt.phases] == PHASES
     assert all(phase.seconds >= 0 and phase.started > 1e9 for phase in attempt.phases)
@@ -98,7 +92,7 @@ async def test_an_adapter_that_cannot_plan_is_the_harnesss_fault(world: World, t
 
 
 async def test_a_sandbox_that_dies_under_a_tenant_is_the_sandboxes_fault(world: World, tmp_path: Path) -> None:
-    rollout, _ = await run_one(world, write_task(tmp_path / "t"), settings={"command": "kill -9 $PPID; sleep 100"})
+    rollout, _ = await run_one(world, write_task(tmp_path / "t"), settings={"kill": True, "command": "true"})
     failed(rollout, CauseClass.SANDBOX, "agent")
 
 
@@ -156,6 +150,19 @@ async def test_stopping_in_any_early_phase_puts_the_rollout_back(world: World, t
         assert all(attempt.sealed and attempt.cause and attempt.cause.cause is CauseClass.CANCELLED for attempt in attempts)
     async with world.controlling(world.spec()):
         assert {rollout.reward for rollout in await world.finished(names)} == {1.0}
+
+
+async def test_a_harness_in_the_sandbox_reaches_the_gateway(world: World, tmp_path: Path) -> None:
+    shell = f'{sys.executable} -c "$ASK" && cat note && touch done'
+    rollout, attempt = await run_one(world, write_task(tmp_path / "t"), launch="process", settings={"shell": shell})
+    assert (rollout.state, rollout.reward, attempt.exit_status) == ("succeeded", 1.0, "exit 0")
+
+
+async def test_a_harness_process_is_ended_at_its_limit(world: World, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "t", toml="[agent]\ntimeout_sec = 1.0\n")
+    rollout, attempt = await run_one(world, task, launch="process", settings={"shell": "echo waiting; sleep 1000"})
+    assert "its time ran out: waiting" in failed(rollout, CauseClass.NO_CALLS, "agent")
+    assert attempt.exit_status == "deadline"
 
 
 async def test_process_launch_keeps_output_without_the_key(world: World, tmp_path: Path) -> None:

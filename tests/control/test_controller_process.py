@@ -47,7 +47,7 @@ async def test_kill_9_and_a_new_start_end_every_rollout_once(world: World, tmp_p
     left = world.store.rollouts(states=("running",))
     assert left
     prefix = sandbox_prefix(world.directory)
-    await until(lambda: not mentions(prefix))  # sandboxes and their commands died with it
+    await until(lambda: not mentions(prefix) and world.boxes() == [])  # sandboxes and their commands died with it
     second = start(world, spec)
     try:
         rollouts = await world.finished(names)
@@ -61,6 +61,37 @@ async def test_kill_9_and_a_new_start_end_every_rollout_once(world: World, tmp_p
         assert [attempt.result is not None for attempt in attempts] == [False] * (len(attempts) - 1) + [True]
         assert all(attempt.cause and attempt.cause.cause is CauseClass.HOST_LOST for attempt in attempts[:-1])
     assert world.boxes() == [] and mentions(prefix) == [] and mentions(marker) == []
+
+
+OWNER = """
+import sys
+from whippletree.control.supervisor import ChildSpec, Supervisor
+supervisor = Supervisor()
+supervisor.start(ChildSpec(name="controller", argv=(sys.executable, "-m", "whippletree.control", sys.argv[1]),
+                           log_path=sys.argv[1] + ".log", ready_file=sys.argv[2]))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_kill_9_of_a_supervisor_takes_controller_hosts_and_sandboxes_along(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.add(3, write_task(tmp_path / "t"))
+    spec, ready = tmp_path / "controller.json", tmp_path / "ready.json"
+    spec.write_bytes(
+        msgspec.json.encode(msgspec.structs.replace(world.spec(settings={"command": "sleep 1000"}), ready_file=str(ready)))
+    )
+    monkeypatch.setenv("TEST_MARK", f"{tmp_path}-mark")  # inherited by all that it starts
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(spec), str(ready)], stdin=-1, stdout=-1)
+    assert owner.stdout is not None
+    assert await asyncio.to_thread(owner.stdout.readline) == b"ready\n"
+    marks = (f"{tmp_path}-mark", sandbox_prefix(world.directory))
+    await until(lambda: len(mentions(marks[1])) >= 3)  # the commands
+    assert len(mentions(marks[0])) >= 4 and len(world.boxes()) == 3  # owner, controller, two hosts
+    owner.kill()
+    owner.communicate()
+    await until(lambda: not mentions(marks[0]) and not mentions(marks[1]) and world.boxes() == [])  # the keepers tidy up
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from control_world import World
 
+from whippletree.control.config import PoolConfig
 from whippletree.sandboxes import probe
 from whippletree.tasks import TrailFamily
 from whippletree.tasks.trail import write_tasks
@@ -16,7 +17,7 @@ from whippletree.tasks.trail import write_tasks
 pytest.importorskip("minisweagent")
 pytestmark = pytest.mark.live
 
-CASES = [("pool", "process"), ("pool", "bubblewrap"), ("process", "process"), ("process", "bubblewrap")]
+CASES = [("pool", "process", 3), ("pool", "bubblewrap", 3), ("process", "bubblewrap", 1)]  # a process each costs seconds
 
 
 def follow(prompt: str) -> str:
@@ -30,13 +31,11 @@ def follow(prompt: str) -> str:
     return f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>"
 
 
-@pytest.mark.parametrize(("launch", "kind"), CASES)
-async def test_trails_are_followed_and_every_token_is_recorded(tmp_path: Path, launch: str, kind: str) -> None:
+@pytest.mark.parametrize(("launch", "kind", "count"), CASES)
+async def test_trails_are_followed_and_every_token_is_recorded(tmp_path: Path, launch: str, kind: str, count: int) -> None:
     if kind == "bubblewrap" and not probe().works:
         pytest.skip("bubblewrap does not work on this machine")
-    write_tasks(tmp_path / "tasks", TrailFamily(train=3, heldout=1, depths=(1, 2, 3), seed=5))
-    tasks = sorted(path.parent for path in (tmp_path / "tasks").rglob("task.toml"))
-    assert len(tasks) == 4
+    tasks, _ = write_tasks(tmp_path / "tasks", TrailFamily(train=count, heldout=1, depths=(2, 1, 3), seed=5))
     world = World(tmp_path / "run", kind)
     world.say = follow
     async with world.serving():
@@ -44,7 +43,7 @@ async def test_trails_are_followed_and_every_token_is_recorded(tmp_path: Path, l
             adapter="mini-swe-agent",
             harness="mini",
             launch=launch,
-            concurrency=4,
+            pool=PoolConfig(hosts=1),
             settings={"step_limit": 6, "observation_template": "{{output.output}}"},
         )
         names = [name for task in tasks for name in world.add(1, task, harness="mini", max_attempts=1)]
@@ -61,5 +60,5 @@ async def test_trails_are_followed_and_every_token_is_recorded(tmp_path: Path, l
         for call in calls:
             payload = world.store.payload(call)
             assert len(payload.sampled_ids) == len(payload.logprobs) == call.sampled_tokens
-    assert len(list((world.directory / "attempts").glob("*/1/trajectory.json"))) == 4
+    assert len(list((world.directory / "attempts").glob("*/1/trajectory.json"))) == count
     world.close()
