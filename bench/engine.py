@@ -115,7 +115,7 @@ def measure(directory: Path, batches: list[int], turns: int, threads: int, repea
             play()
             times[name].append(clock() - start)
 
-        for run in range(repeats + 1):  # the first is a warm-up
+        for run in range(repeats + 1):  # the first is a warm-up, unless it is the only one
             talks = conversations(batch, architecture.vocabulary, run)
             timed("transformers", lambda talks=talks: with_transformers(model, [list(talk) for talk in talks], turns))  # type: ignore[misc]
             core = EngineCore(
@@ -171,7 +171,7 @@ def main() -> None:
         report["tiny"] = measure(tiny(Path(folder)), options.batch, options.turns, options.threads, options.repeats)
     if options.smollm2:
         print("SmolLM2-135M")
-        report["smollm2"] = measure(options.smollm2, options.batch, options.turns, options.threads, 1)
+        report["smollm2"] = measure(options.smollm2, options.batch, options.turns, options.threads, 0)
     print(json.dumps(report))
 
 

@@ -2,8 +2,8 @@
 
 Configuration structs live beside their owners, derive from `Config`, and document each field with a string under it.
 Invariants (tests/test_configuration.py):
-- an unknown key is an error that names file, key and the nearest known key;
-- a wrong type or choice is an error that names file and key;
+- an unknown key or kind is an error that names file, key and the nearest known one, in nested tables and lists of tables too;
+- a wrong type or choice is an error that names file and key, the key as `--set` takes it;
 - every field of every shipped configuration struct has documentation;
 - `dump` of a loaded configuration loads to an equal one.
 """
@@ -11,19 +11,24 @@ Invariants (tests/test_configuration.py):
 from __future__ import annotations
 
 import ast
+import datetime
 import difflib
 import inspect
 import itertools
+import re
 import textwrap
 import tomllib
+import types
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from whippletree.errors import ConfigurationError
 
 T = TypeVar("T", bound="Config")
+COMMENT_WIDTH = 118  # columns of a comment in `dump`
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -31,14 +36,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of configuration structs: immutable, keyword-only, unknown keys refused."""
 
 
-def load(kind: type[T], path: Path, overrides: tuple[str, ...] = ()) -> T:
+def load(kind: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
     """Read a TOML file into `kind`, with `a.b=c` overrides applied. Raises ConfigurationError."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}", "give the path of a run file") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: not valid TOML: {error}", "mend the line it names") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not valid TOML: {error}", "mend the place it names") from error
     for item in overrides:
         apply_override(data, item)
     return convert(kind, data, str(path))
@@ -50,19 +55,29 @@ def convert(kind: type[T], data: dict[str, Any], origin: str) -> T:
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{origin}: {error}", "see `whippletree config show` for every key and its type") from error
+        raise ConfigurationError(f"{origin}: {_readable(error)}", "docs/configuration.md has every key and its type") from error
+
+
+def _readable(error: msgspec.ValidationError) -> str:
+    """msgspec's message with the key first, written as `--set` takes it: "loop.steps: Expected `int`, got `str`"."""
+    what, separator, where = str(error).rpartition(" - at `$")
+    if not separator:
+        return str(error)
+    key = re.sub(r"\[(\d+)\]", r".\1", where.rstrip("`")).strip(".")
+    return f"{key}: {what}"
 
 
 def apply_override(data: dict[str, Any], item: str) -> None:
     """Apply one `a.b=c` override in place; the value is TOML, or a bare string where it is not. Numeric parts index lists."""
     key, separator, text = item.partition("=")
-    if not separator or not key.strip():
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
         raise ConfigurationError(f"--set {item}: not of the form a.b=c", "write for example --set loop.steps=10")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
+        value = parsed["value"] if len(parsed) == 1 else text
     except tomllib.TOMLDecodeError:
         value = text
-    parts = key.strip().split(".")
     node: Any = data
     for part in parts[:-1]:
         node = _child(node, part, item)
@@ -73,57 +88,69 @@ def apply_override(data: dict[str, Any], item: str) -> None:
 
 
 def _child(node: Any, part: str, item: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, part, item)]
-    child = node.setdefault(part, {})
+    child = node[_index(node, part, item)] if isinstance(node, list) else node.setdefault(part, {})
     if not isinstance(child, dict | list):
         raise ConfigurationError(f"--set {item}: {part} is a value, not a table", "shorten the key")
     return child
 
 
 def _index(node: list[Any], part: str, item: str) -> int:
-    if not part.isdigit() or int(part) >= len(node):
+    if not part.isdecimal() or int(part) >= len(node):
         raise ConfigurationError(f"--set {item}: no entry {part} in a list of {len(node)}", "count entries from 0")
     return int(part)
 
 
 def check_keys(kind: Any, data: Any, origin: str, prefix: str) -> None:
-    """Raise ConfigurationError at the first unknown key, with the nearest known one."""
-    for item in get_args(kind) if get_origin(kind) is not None and not _is_struct(kind) else ():
-        if isinstance(data, list | tuple) and _is_struct(item):
+    """Raise ConfigurationError at the first unknown key, kind or choice, with the nearest known one."""
+    choices = _alternatives(kind)
+    words = [word for choice in choices if get_origin(choice) is Literal for word in get_args(choice)]
+    if words and isinstance(data, str) and data not in words and str not in choices:
+        raise ConfigurationError(f"{origin}: {prefix.rstrip('.')} is {data!r}", _nearest(data, words))
+    if isinstance(data, list):
+        for item in (get_args(choice)[0] for choice in choices if get_origin(choice) in (list, tuple)):
             for number, entry in enumerate(data):
                 check_keys(item, entry, origin, f"{prefix}{number}.")
     if not isinstance(data, dict):
         return
-    chosen = _chosen(kind, data)
-    if chosen is None:
+    for values in (get_args(choice)[1] for choice in choices if get_origin(choice) is dict):
+        for key, value in data.items():
+            check_keys(values, value, origin, f"{prefix}{key}.")
+    structs = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, msgspec.Struct)]
+    if not structs:
         return
+    chosen = _chosen(structs, data, origin, prefix)
     hints = get_type_hints(chosen)
     tag = chosen.__struct_config__.tag_field
     known = [*chosen.__struct_fields__, *([tag] if tag else [])]
     for key, value in data.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys here: {', '.join(sorted(known))}"
-            raise ConfigurationError(f"{origin}: unknown key {prefix}{key}", hint)
+            raise ConfigurationError(f"{origin}: unknown key {prefix}{key}", _nearest(key, known, prefix))
         if key in hints:
             check_keys(hints[key], value, origin, f"{prefix}{key}.")
 
 
-def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+def _alternatives(kind: Any) -> list[Any]:
+    """The types that a value of `kind` may have: the members of a union, or `kind` itself."""
+    return list(get_args(kind)) if get_origin(kind) in (Union, types.UnionType) else [kind]
 
 
-def _chosen(kind: Any, data: dict[str, Any]) -> Any:
-    """The struct that `data` is meant to be: `kind` itself, or the member of a tagged union that its tag names."""
-    if _is_struct(kind):
-        return kind
-    members = [member for member in get_args(kind) if _is_struct(member)]
-    for member in members:
-        config = member.__struct_config__
-        if config.tag_field and data.get(config.tag_field) == config.tag:
-            return member
-    return members[0] if len(members) == 1 else None
+def _nearest(name: str, known: Sequence[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(known))}"
+
+
+def _chosen(structs: Sequence[Any], data: dict[str, Any], origin: str, prefix: str) -> Any:
+    """The struct that `data` is meant to be: the only one, or the one that its tag names."""
+    tags = {struct.__struct_config__.tag: struct for struct in structs}
+    field = structs[0].__struct_config__.tag_field
+    given = data.get(field) if field else None
+    if given in tags:
+        return tags[given]
+    if given is None and len(structs) == 1:
+        return structs[0]
+    if given is None:
+        raise ConfigurationError(f"{origin}: {prefix}{field} is missing", f"one of {', '.join(sorted(tags))}")
+    raise ConfigurationError(f"{origin}: {prefix}{field} is {given!r}", _nearest(str(given), [str(tag) for tag in tags]))
 
 
 def field_docs(kind: type[Any]) -> dict[str, str]:
@@ -144,44 +171,50 @@ def field_docs(kind: type[Any]) -> dict[str, str]:
 
 
 def dump(config: Config) -> str:
-    """The whole resolved configuration as TOML, each key with its documentation as a comment."""
+    """The whole resolved configuration as TOML, each key and table with its documentation as a comment.
+
+    Raises ConfigurationError for a value that TOML cannot hold.
+    """
     lines: list[str] = []
     _dump_table(config, "", lines)
     return "\n".join(lines).strip() + "\n"
 
 
 def _dump_table(node: msgspec.Struct, prefix: str, lines: list[str]) -> None:
-    docs = field_docs(type(node))
-    tables: list[tuple[str, Any]] = []
+    docs = {name: _comment(text) for name, text in field_docs(type(node)).items()}
+    tables: list[tuple[str, str, msgspec.Struct]] = []
     tag = node.__struct_config__
     if tag.tag_field:
         lines.append(f"{tag.tag_field} = {_toml(tag.tag)}")
     for name in node.__struct_fields__:
         value = getattr(node, name)
-        many = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], msgspec.Struct)
-        if isinstance(value, msgspec.Struct) or many:
-            tables.append((name, value))
-        elif value is not None:
-            if name in docs:
-                lines.append(f"# {docs[name]}")
-            lines.append(f"{name} = {_toml(value)}")
-    for name, value in tables:
         if isinstance(value, msgspec.Struct):
-            lines.extend(["", f"[{prefix}{name}]"])
-            _dump_table(value, f"{prefix}{name}.", lines)
-        else:
-            for entry in value:
-                lines.extend(["", f"[[{prefix}{name}]]"])
-                _dump_table(entry, f"{prefix}{name}.", lines)
+            tables.append((name, f"[{prefix}{name}]", value))
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], msgspec.Struct):
+            tables += [(name, f"[[{prefix}{name}]]", entry) for entry in value]
+        elif value is not None:
+            lines += [*docs.get(name, ()), f"{name} = {_toml(value)}"]
+    for name, head, value in tables:
+        lines += ["", *docs.get(name, ()), head]
+        _dump_table(value, f"{prefix}{name}.", lines)
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, COMMENT_WIDTH, break_long_words=False, break_on_hyphens=False)]
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return msgspec.json.encode(value).decode()
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
-    return repr(value)
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+        case int() | float():
+            return repr(value)
+        case list() | tuple():
+            return "[" + ", ".join(_toml(item) for item in value) + "]"
+        case dict():
+            return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+        case datetime.date() | datetime.time():  # a datetime is a date
+            return value.isoformat()
+    raise ConfigurationError(f"{value!r} cannot be written as TOML", "use text, numbers, true and false, lists and tables")

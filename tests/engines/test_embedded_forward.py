@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_parts import VOCABULARY, Models
+from engine_parts import VOCABULARY, Models, build
 from suite import Reference
 
 from whippletree.engines.embedded import forward
@@ -123,3 +123,14 @@ def test_a_copied_prefix_continues_like_a_computed_one(models: Callable[[str], M
     rows = bench.run(tokens, {9: len(tokens[9]) - 30})[9]
     scores = [float(row[token]) for row, token in zip(rows, tokens[9][31:], strict=False)]
     assert scores == pytest.approx(reference(directory, tokens[9], 1.0)[30:], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 9])
+def test_the_head_of_a_large_vocabulary_gives_the_same_logits(tmp_path: Path, rows: int) -> None:
+    directory = build(tmp_path, "qwen3", 3, vocab_size=forward.TALL_VOCABULARY, num_hidden_layers=1)
+    bench = Bench(directory)
+    hidden = torch.randn(rows, 48)
+    logits = bench.forward.logits(bench.weights, hidden)
+    alone = torch.cat([bench.forward.logits(bench.weights, hidden[row : row + 1]) for row in range(rows)])
+    assert logits.is_contiguous()
+    torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-5)

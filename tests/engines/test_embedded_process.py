@@ -118,7 +118,7 @@ async def test_prompt_logprobs_have_one_entry_per_prompt_token(
         ("/v1/completions", {"prompt": "text"}, 400, "cannot be read"),
         ("/v1/completions", {"prompt": [1], "n": 2}, 400, "n = 2"),
         ("/abort", {}, 400, "request_id"),
-        ("/update_weights", {"directory": "/nowhere", "policy_version": 3}, 500, "/nowhere"),
+        ("/update_weights", {"directory": "/nowhere", "policy_version": 3}, 400, "/nowhere"),
         ("/nothing", {}, 404, "Not Found"),
     ],
 )
@@ -159,10 +159,33 @@ async def test_a_client_that_goes_away_aborts_its_request(engine: EmbeddedEngine
     await engine.resume()
 
 
+async def test_an_id_in_flight_is_a_409_and_its_refusal_harms_nobody(
+    http: aiohttp.ClientSession, engine: EmbeddedEngine
+) -> None:
+    body = {**ASK, "request_id": "same", "max_tokens": 100}
+    await engine.pause()
+    first = asyncio.create_task(post(http, "/v1/completions", body))
+    for _ in range(400):
+        if (await engine.status()).waiting == 1:
+            break
+        await asyncio.sleep(0.01)
+    assert (await post(http, "/v1/completions", body))[0] == 409
+    await engine.resume()
+    status, reply = await first
+    assert (status, reply["choices"][0]["finish_reason"]) == (200, "length")
+
+
+async def test_an_id_can_be_used_again_and_again(engine: EmbeddedEngine) -> None:
+    for _ in range(20):
+        turn = await run(engine, request("again", prompt_of(6), max_tokens=3))
+        assert (turn.finish_reason, len(turn.token_ids)) == ("length", 3)
+
+
 async def test_weights_that_do_not_load_leave_the_old_ones(engine: EmbeddedEngine, tmp_path: Path) -> None:
     before = await engine.score(prompt_of(12))
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError) as raised:
         await engine.update_weights(WeightUpdate(directory=str(tmp_path), policy_version=9))
+    assert not isinstance(raised.value, EngineUnavailable)  # trying again would not help
     assert (await engine.status()).policy_version == 0
     assert await engine.score(prompt_of(12)) == before
 

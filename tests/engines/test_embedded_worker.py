@@ -14,7 +14,7 @@ from suite import prompt_of
 from whippletree.engines.embedded.core import EngineCore
 from whippletree.engines.embedded.weights import Weights
 from whippletree.engines.embedded.worker import EngineWorker, Mailbox
-from whippletree.errors import EngineError
+from whippletree.errors import EngineError, RequestError
 from whippletree.types import TokenChunk
 
 
@@ -114,7 +114,7 @@ async def test_while_paused_nothing_is_lost_and_abort_works(worker: EngineWorker
 async def test_an_id_in_flight_is_refused_and_free_again_afterwards(worker: EngineWorker) -> None:
     await worker.pause()
     first = await worker.submit(make_sequence("r", prompt_of(5), max_tokens=3))
-    with pytest.raises(EngineError, match="already in flight"):
+    with pytest.raises(RequestError, match="already in flight"):
         await worker.submit(make_sequence("r", prompt_of(5), max_tokens=3))
     await worker.resume()
     await letters(first)

@@ -12,9 +12,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sandbox_suite import Make, spec_of  # noqa: E402
+from sandbox_suite import Make, spec_of
 
-from whippletree import sandboxes  # noqa: E402
+from whippletree import sandboxes
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -52,7 +51,7 @@ async def main(root: Path) -> None:
     assert await box.read("/tests/f") == b"hello"
     await box.stop()
     server.close()
-    out["left"] = os.listdir(root)
+    out["left"] = [path.name for path in root.iterdir()]
     print(json.dumps(out))
 
 

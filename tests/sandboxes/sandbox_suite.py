@@ -10,11 +10,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from whippletree import sandboxes
 from whippletree.errors import SandboxError
 from whippletree.protocols import ExecResult, Limits, Sandbox, SandboxSpec
+from whippletree.sandboxes import cgroups
+from whippletree.sandboxes.keeper import Kept
 
 Make = Callable[..., Awaitable[sandboxes.Box]]
 
@@ -26,7 +29,7 @@ async def sh(box: sandboxes.Box, command: str, timeout: float = 20.0, **more: An
 def processes_with(mark: str) -> list[int]:
     """Host pids whose command line holds `mark`."""
     found = []
-    for entry in os.listdir("/proc"):
+    for entry in os.listdir("/proc"):  # noqa: PTH208
         if entry.isdigit():
             with contextlib.suppress(OSError):
                 if mark.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
@@ -47,8 +50,6 @@ def left_behind(root: Path) -> dict[str, list[str]]:
 
 
 def group_prefix(root: Path) -> str:
-    from whippletree.sandboxes import cgroups
-
     return cgroups.name_of(str(root), "")
 
 
@@ -81,6 +82,12 @@ class Suite:
         assert box.handle is not None
         assert (done.exit_code, done.output) == (3, f"{box.handle.workdir}\nout\nerr\n")
         assert not done.timed_out and not done.truncated and done.seconds > 0
+
+    async def test_a_command_that_cannot_be_passed_on_is_refused(self, make: Make) -> None:
+        box = await make(self.kind)
+        for argv in ((), ("echo", "a\0b"), ("echo", "\ud800")):
+            with pytest.raises(SandboxError, match="cannot be passed on"):
+                await box.exec(argv, timeout=10)
 
     async def test_a_signal_is_a_negative_code(self, make: Make) -> None:
         assert (await sh(await make(self.kind), "kill -TERM $$")).exit_code == -15
@@ -222,7 +229,7 @@ class Suite:
         box = await make(self.kind)
         await sh(
             box,
-            "setsid sleep 600 >/dev/null 2>&1 & mkdir locked; touch locked/f; chmod 0 locked; setsid -f sleep 601 >/dev/null 2>&1",
+            "mkdir no; touch no/f; chmod 0 no; setsid sleep 600 >/dev/null 2>&1 & setsid -f sleep 601 >/dev/null 2>&1",
         )
         await box.stop()
         await box.stop()
@@ -269,10 +276,6 @@ class Suite:
     async def test_the_death_of_the_keeper_ends_everything_and_clean_removes_the_rest(
         self, make: Make, sandbox_root: Path
     ) -> None:
-        import msgspec
-
-        from whippletree.sandboxes.keeper import Kept
-
         box = await make(self.kind, sandbox_id="orphan")
         mark = f"76{os.getpid()}"
         await sh(box, f"setsid -f sleep {mark} >/dev/null 2>&1")

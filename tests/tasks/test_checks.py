@@ -40,7 +40,7 @@ async def test_a_sound_task_has_no_problems(make_sandbox, make_task):
 async def test_every_kind_of_trail_is_sound(make_sandbox, tmp_path):
     family = TrailFamily(train=0, heldout=4, depths=(1, 3), decoys=(0, 2))
     _, heldout = write_tasks(tmp_path / "tasks", family)
-    for path in heldout:
+    for path in (heldout[0], heldout[3]):  # the shallowest without decoys, the deepest with two
         check = await check_task(load_task(path), make_sandbox)
         assert check.problems == (), check
         assert (check.oracle.reward, check.idle.reward) == (1.0, 0.0)

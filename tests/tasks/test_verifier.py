@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import tempfile
 from collections.abc import AsyncIterator
 
 import pytest
 
 from whippletree.errors import SandboxError
 from whippletree.protocols import Sandbox
+from whippletree.sandboxes import SandboxConfig, create
 from whippletree.tasks import Task, verify
 from whippletree.types import CauseClass
 
@@ -102,45 +105,47 @@ async def test_the_tests_are_not_there_while_the_agent_works(make_sandbox, make_
     assert "/tests/test.sh" not in seen.output.split()
 
 
-@pytest.mark.parametrize(
-    ("text", "reward"),
-    [("1", 1.0), (" 0.25\n\n", 0.25), ("-1", -1.0), ("1e-3", 0.001), ("7", 7.0)],
-)
-async def test_reward_texts_that_are_numbers(make_sandbox, make_task, text, reward):
-    result = await judged(make_sandbox, make_task(HEAD + f"printf '%s' '{text}' > \"$out/reward.txt\"\n"))
-    assert (result.reward, result.cause) == (reward, None)
+async def each_judged(make_task, scripts: list[str]) -> list:
+    """One result per test script, all judged in one sandbox: what the scripts write is what matters, not the backend."""
+    with tempfile.TemporaryDirectory(prefix="wt-", ignore_cleanup_errors=True) as root:
+        config = SandboxConfig(kind="process", root=root)
+        async with running(lambda spec: create(config, spec, gateway=("127.0.0.1", 9)), make_task(scripts[0])) as sandbox:
+            return [await verify(make_task(script), sandbox, timeout=20.0) for script in scripts]
 
 
-@pytest.mark.parametrize("text", ["", "nan", "inf", "-Infinity", "one", "1 2", "1e999", "\\303\\244", "0x1"])
-async def test_reward_texts_that_are_none(make_sandbox, make_task, text):
-    result = await judged(make_sandbox, make_task(HEAD + f"echo said so; printf '{text}' > \"$out/reward.txt\"\n"))
-    assert result.reward is None
-    assert result.cause.cause is CauseClass.VERIFIER
-    assert "reward.txt" in result.cause.message
-    assert "said so" in result.cause.message
+async def test_reward_texts_that_are_numbers(make_task):
+    texts = {"1": 1.0, " 0.25\n\n": 0.25, "-1": -1.0, "1e-3": 0.001, "7": 7.0}
+    results = await each_judged(make_task, [HEAD + f"printf '%s' '{text}' > \"$out/reward.txt\"\n" for text in texts])
+    assert [(result.reward, result.cause) for result in results] == [(reward, None) for reward in texts.values()]
 
 
-@pytest.mark.parametrize(
-    ("text", "reward", "scores"),
-    [
-        ('{"reward": 0.5}', 0.5, {"reward": 0.5}),
-        ('{"accuracy": 1}', 1.0, {"accuracy": 1.0}),
-        ('{"style": 0.1, "reward": 0.9}', 0.9, {"style": 0.1, "reward": 0.9}),
-    ],
-)
-async def test_named_scores(make_sandbox, make_task, text, reward, scores):
-    result = await judged(make_sandbox, make_task(HEAD + f"printf '%s' '{text}' > \"$out/reward.json\"\n"))
-    assert (result.reward, result.scores, result.cause) == (reward, scores, None)
+async def test_reward_texts_that_are_none(make_task):
+    texts = ["", "nan", "inf", "-Infinity", "one", "1 2", "1e999", "\\303\\244", "0x1", "1,5"]
+    scripts = [HEAD + f"echo said so; printf '{text}' > \"$out/reward.txt\"\n" for text in texts]
+    for result in await each_judged(make_task, scripts):
+        assert result.reward is None
+        assert result.cause.cause is CauseClass.VERIFIER
+        assert "reward.txt" in result.cause.message
+        assert "said so" in result.cause.message
 
 
-@pytest.mark.parametrize(
-    "text", ["{}", "[1]", "1", '{"a": "1"}', '{"a": true}', '{"a": 1, "b": 2}', '{"reward": NaN}', "{", '{"a": null}']
-)
-async def test_named_scores_that_give_no_reward(make_sandbox, make_task, text):
-    result = await judged(make_sandbox, make_task(HEAD + f"printf '%s' '{text}' > \"$out/reward.json\"\n"))
-    assert result.reward is None
-    assert result.cause.cause is CauseClass.VERIFIER
-    assert result.cause.next_step
+async def test_named_scores(make_task):
+    texts = {
+        '{"reward": 0.5}': (0.5, {"reward": 0.5}),
+        '{"accuracy": 1}': (1.0, {"accuracy": 1.0}),
+        '{"style": 0.1, "reward": 0.9}': (0.9, {"style": 0.1, "reward": 0.9}),
+    }
+    results = await each_judged(make_task, [HEAD + f"printf '%s' '{text}' > \"$out/reward.json\"\n" for text in texts])
+    assert [(result.reward, result.scores) for result in results] == list(texts.values())
+
+
+async def test_named_scores_that_give_no_reward(make_task):
+    texts = ["{}", "[1]", "1", '{"a": "1"}', '{"a": true}', '{"a": 1, "b": 2}', '{"reward": NaN}', "{", '{"a": null}']
+    scripts = [HEAD + f"printf '%s' '{text}' > \"$out/reward.json\"\n" for text in texts]
+    for result in await each_judged(make_task, scripts):
+        assert result.reward is None
+        assert result.cause.cause is CauseClass.VERIFIER
+        assert result.cause.next_step
 
 
 async def test_reward_txt_goes_before_reward_json(make_sandbox, make_task):
@@ -185,6 +190,9 @@ class FaultySandbox:
             raise SandboxError("the sandbox is gone", "look at the host")
         await asyncio.Event().wait()
 
+    async def exec(self, argv, **options):
+        await self.put(None, "")
+
 
 async def test_a_lost_sandbox_is_the_sandboxs_fault_and_not_raised(make_task):
     result = await verify(make_task(CHECK_ANSWER), FaultySandbox(answers=True), timeout=1.0)
@@ -197,3 +205,12 @@ async def test_a_silent_sandbox_is_waited_for_with_a_limit(make_task, monkeypatc
     result = await verify(make_task(CHECK_ANSWER), FaultySandbox(answers=False), timeout=0.05)
     assert result.reward is None
     assert "did not answer" in result.cause.message
+
+
+async def test_tests_that_vanished_are_the_tasks_fault(make_sandbox, make_task):
+    task = make_task(CHECK_ANSWER)
+    async with running(make_sandbox, task) as sandbox:
+        shutil.rmtree(task.tests_dir)
+        result = await verify(task, sandbox, timeout=20.0)
+    assert result.reward is None
+    assert result.cause.cause in (CauseClass.TASK, CauseClass.SANDBOX)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from whippletree.configuration import dump
 from whippletree.gateway.dialects import ReplyHead, Trim
@@ -40,6 +41,7 @@ from whippletree.types import (
 )
 
 DIALECT = ChatDialect()
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
 START = 1_700_000_000.0
 EVIL = "<script>document.title = 'owned'</script>\x1b]0;owned\x07\x1b[2J\u202e[bold]"
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
@@ -158,15 +160,16 @@ def play(store: SqliteStore, specs: list[RolloutSpec], stories: list[Story], ver
 def step_metrics(step: int, steps: int, draw: random.Random, **fields: object) -> StepMetrics:
     """A plausible line of metrics.jsonl."""
     progress = step / max(1, steps - 1)
-    given = dict(
-        step=step, policy_version=step + 1, time=START + 10 + 5.0 * (step + 1), rollouts=64, failed=int(step == 7),
-        reward_mean=min(1.0, max(0.0, 0.25 + 0.6 * progress**0.7 + draw.uniform(-0.09, 0.09))), calls=190,
-        turns_mean=2.2 + 0.8 * progress + draw.uniform(-0.1, 0.1), tokens_trained=1500 + draw.randrange(200), samples=64,
-        groups_without_signal=1 + int(4 * progress), staleness_mean=0.4 + draw.random() / 5, staleness_max=2, loss=0.01,
-        grad_norm=0.6 + draw.random() / 4, clip_fraction=0.012, ratio_max=1.4, logprob_max_abs_diff=draw.uniform(2e-6, 9e-6),
-        logprob_correlation=0.9999999, weight_check_diff=draw.uniform(1e-6, 4e-6), row_fill=0.93,
-        seconds_collect=4.2, seconds_update=0.6, seconds_publish=0.15,
-    )  # fmt: skip
+    given = {
+        "step": step, "policy_version": step + 1, "time": START + 10 + 5.0 * (step + 1), "rollouts": 64,
+        "failed": int(step == 7), "calls": 190, "samples": 64, "loss": 0.01, "clip_fraction": 0.012, "ratio_max": 1.4,
+        "reward_mean": min(1.0, max(0.0, 0.25 + 0.6 * progress**0.7 + draw.uniform(-0.09, 0.09))),
+        "turns_mean": 2.2 + 0.8 * progress + draw.uniform(-0.1, 0.1), "tokens_trained": 1500 + draw.randrange(200),
+        "groups_without_signal": 1 + int(4 * progress), "staleness_mean": 0.4 + draw.random() / 5, "staleness_max": 2,
+        "grad_norm": 0.6 + draw.random() / 4, "logprob_max_abs_diff": draw.uniform(2e-6, 9e-6),
+        "logprob_correlation": 0.9999999, "weight_check_diff": draw.uniform(1e-6, 4e-6), "row_fill": 0.93,
+        "seconds_collect": 4.2, "seconds_update": 0.6, "seconds_publish": 0.15,
+    }  # fmt: skip
     return StepMetrics(**(given | fields))
 
 
@@ -239,3 +242,26 @@ def train_spec(rollout_id: str, **fields: object) -> RolloutSpec:
         "harness": "mini-swe-agent",
     }
     return RolloutSpec(rollout_id=rollout_id, **(given | fields))
+
+
+def write_tokenizer(directory: Path) -> Path:
+    """A tokenizer of bytes with the marks that the shipped template needs, in a model directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["amber"], trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}', encoding="utf-8")
+    return directory
+
+
+def configure(layout: Layout, *changes: tuple[str, str]) -> None:
+    """Change lines of the run's config.toml, each of which must be there once."""
+    text = layout.config.read_text(encoding="utf-8")
+    for old, new in changes:
+        assert text.count(f"\n{old}\n") == 1, old
+        text = text.replace(f"\n{old}\n", f"\n{new}\n")
+    layout.config.write_text(text, encoding="utf-8")

@@ -29,7 +29,10 @@ def test_the_breakdown_sums_phases_and_calls_of_every_attempt(tmp_path: Path):
         play(
             store,
             [train_spec("a"), train_spec("b")],
-            [told(times(START, START + 0.25, START + 0.5), times(START + 0.5, START + 0.5, START + 0.625)), told(times(1, 1.125, 1.25))],
+            [
+                told(times(START, START + 0.25, START + 0.5), times(START + 0.5, START + 0.5, START + 0.625)),
+                told(times(1, 1.125, 1.25)),
+            ],
             version=0,
         )
         found = breakdown(store, [])

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from whippletree.configuration import dump, load
+from whippletree.configuration import apply_override, convert, dump, load
 from whippletree.errors import ConfigurationError
 from whippletree.loop.config import RunConfig
 from whippletree.loop.layout import Layout
-from whippletree.protocols import Store
+from whippletree.protocols import Sandbox, SandboxSpec, Store
 from whippletree.store import open_store
+from whippletree.tasks.config import TrailFamily
 
 NO_GATEWAY = ("127.0.0.1", 9)  # sandboxes of a task check are made without a network, so this is never used
 
@@ -37,9 +39,10 @@ def _add_tasks(commands: Any) -> None:
     tasks = commands.add_parser("tasks", help="make, check and show tasks").add_subparsers(dest="action", required=True)
     make = tasks.add_parser("make", help="write the tasks of a generated family")
     make.add_argument("directory", type=Path)
-    make.add_argument("--train", type=int, default=64)
-    make.add_argument("--heldout", type=int, default=48)
-    make.add_argument("--seed", type=int, default=0)
+    family = TrailFamily()
+    for name, text in (("train", "training tasks"), ("heldout", "held-out tasks"), ("seed", "draws everything")):
+        default = getattr(family, name)
+        make.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text}; default: {default}")
     make.set_defaults(run=_tasks_make)
     check = tasks.add_parser("check", help="oracle passes, doing nothing fails")
     check.add_argument("paths", type=Path, nargs="+", metavar="TASK")
@@ -50,7 +53,6 @@ def _add_tasks(commands: Any) -> None:
 
 
 def _tasks_make(arguments: argparse.Namespace) -> int:
-    from whippletree.tasks.config import TrailFamily
     from whippletree.tasks.trail import write_tasks
 
     family = TrailFamily(train=arguments.train, heldout=arguments.heldout, seed=arguments.seed)
@@ -64,12 +66,14 @@ def _tasks_check(arguments: argparse.Namespace) -> int:
     from whippletree.tasks import load_task
     from whippletree.tasks.checks import check_task
 
+    def sealed_off(spec: SandboxSpec) -> Sandbox:
+        return create(SandboxConfig(), msgspec.structs.replace(spec, gateway_port=0), gateway=("127.0.0.1", 0))
+
     failures = 0
     for path in arguments.paths:
-        task = load_task(path)
-        result = asyncio.run(check_task(task, lambda spec: create(SandboxConfig(), spec, gateway=NO_GATEWAY)))
+        result = asyncio.run(check_task(load_task(path), sealed_off))
         failures += bool(result.problems)
-        print(f"{'FAIL' if result.problems else 'ok  '} {path}{'; '.join(['', *result.problems])}")
+        print(f"{'FAIL' if result.problems else 'ok  '} {path}", *result.problems, sep="\n     ")
     return 1 if failures else 0
 
 
@@ -101,15 +105,13 @@ def _harness_list(_: argparse.Namespace) -> int:
 
 
 def _harness_show(arguments: argparse.Namespace) -> int:
-    from whippletree.configuration import field_docs
     from whippletree.harnesses import load_harness
     from whippletree.harnesses.config import SETTINGS
 
     harness = load_harness(arguments.name)
     print(f"{harness.name} {harness.version}")
-    kind = SETTINGS.get(harness.name)
-    for name, text in field_docs(kind).items() if kind is not None else ():
-        print(f"  {name}: {text}")
+    if arguments.name in SETTINGS:
+        print(f"\n{dump(SETTINGS[arguments.name]())}", end="")
     return 0
 
 
@@ -118,17 +120,42 @@ def _harness_show(arguments: argparse.Namespace) -> int:
 
 def _add_config(commands: Any) -> None:
     config = commands.add_parser("config", help="show or check a run file").add_subparsers(dest="action", required=True)
-    for action, text in (("show", "print every key with its documentation"), ("check", "load it and say whether it is right")):
-        parser = config.add_parser(action, help=text)
-        parser.add_argument("run_file", type=Path)
-        parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=c")
-        parser.set_defaults(run=_config)
+    show = config.add_parser("show", help="print every key with its documentation")
+    show.add_argument("run_file", type=Path, nargs="?", help="a run file; left out: the defaults")
+    check = config.add_parser("check", help="load it and say whether it is right")
+    check.add_argument("run_file", type=Path)
+    for parser, run in ((show, _config_show), (check, _config_check)):
+        parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=c", help="override one key")
+        parser.set_defaults(run=run)
 
 
-def _config(arguments: argparse.Namespace) -> int:
-    config = load(RunConfig, arguments.run_file, tuple(arguments.overrides))
-    print(dump(config) if arguments.action == "show" else f"{arguments.run_file}: ok")
+def _config_show(arguments: argparse.Namespace) -> int:
+    if arguments.run_file is not None:
+        config = load_run_file(arguments.run_file, arguments.overrides)
+    else:
+        data: dict[str, Any] = {"sources": [{"name": "trail", "tasks": {"kind": "trail"}}]}
+        for item in arguments.overrides:
+            apply_override(data, item)
+        config = convert(RunConfig, data, "the defaults")
+    print(dump(config), end="")
     return 0
+
+
+def _config_check(arguments: argparse.Namespace) -> int:
+    load_run_file(arguments.run_file, arguments.overrides)
+    print(f"{arguments.run_file}: ok")
+    return 0
+
+
+def load_run_file(path: Path, overrides: Sequence[str]) -> RunConfig:
+    """A run file, with the settings of its harnesses checked too. Raises ConfigurationError."""
+    from whippletree.harnesses.config import SETTINGS
+
+    config = load(RunConfig, path, overrides)
+    for number, source in enumerate(config.sources):
+        if source.harness.name in SETTINGS:
+            convert(SETTINGS[source.harness.name], source.harness.settings, f"{path}: sources.{number}.harness.settings")
+    return config
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
@@ -138,8 +165,8 @@ def _add_rollouts(commands: Any) -> None:
     rollouts = commands.add_parser("rollouts", help="list and read rollouts").add_subparsers(dest="action", required=True)
     listing = rollouts.add_parser("list", help="one line per rollout")
     listing.add_argument("run_dir", type=Path)
-    listing.add_argument("--state", default="", choices=["", "queuing", "running", "succeeded", "failed"])
-    listing.add_argument("--purpose", default="", choices=["", "train", "eval"])
+    listing.add_argument("--state", default="", choices=["queuing", "running", "succeeded", "failed"], help="only these")
+    listing.add_argument("--purpose", default="", choices=["train", "eval"], help="only these")
     listing.add_argument("--limit", type=int, default=50, help="at most so many, oldest first; 0: all")
     listing.set_defaults(run=_rollouts_list)
     show = rollouts.add_parser("show", help="one rollout: phases, calls, messages, tokens")

@@ -41,7 +41,9 @@ def _begin(arguments: argparse.Namespace) -> tuple[RunConfig, Layout]:
 
         exit_with_parent(arguments.exit_with_parent)
     layout = Layout(arguments.run_dir.resolve())
-    return load(RunConfig, layout.config), layout
+    config = load(RunConfig, layout.config)
+    layout.ready(arguments.command).parent.mkdir(exist_ok=True)
+    return config, layout
 
 
 def _port(url: str) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from whippletree.cli.inspecting import load_run_file
 from whippletree.configuration import dump, load
 from whippletree.control.supervisor import ChildSpec, Supervisor
 from whippletree.engines.config import EmbeddedConfig, VllmConfig
@@ -44,7 +45,7 @@ PURPOSES: tuple[Purpose, ...] = ("train", "eval")
 def add_commands(commands: Any) -> None:
     """Register the commands of this module."""
     for name, text, run in (
-        ("train", "train: everything on this machine", _train),
+        ("train", "train a model, everything on this machine", _train),
         ("eval", "evaluate the held-out tasks, without training", _evaluate),
     ):
         parser = commands.add_parser(name, help=text)
@@ -93,7 +94,7 @@ def _open(arguments: argparse.Namespace, more: tuple[str, ...]) -> tuple[RunConf
         return load(RunConfig, layout.config), layout
     if arguments.run_file is None:
         raise ConfigurationError("no run file", "give one, for example examples/demo.toml, or --resume DIR")
-    config = load(RunConfig, arguments.run_file, overrides)
+    config = load_run_file(arguments.run_file, overrides)
     directory = arguments.run_dir or Path(config.run.directory) / config.run.name
     layout = Layout(directory.resolve())
     if layout.config.exists():

@@ -6,6 +6,7 @@ merged output, universal newlines, the exception of a time limit, the mark of a 
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from typing import Any
@@ -49,15 +50,12 @@ class SandboxEnvironment(LocalEnvironment):  # type: ignore[misc]  # mini is not
 
 
 def _argv(command: Any) -> tuple[str, ...]:
-    """The shell's command line, as `subprocess` with shell=True would have it. Raises TypeError, ValueError as it does."""
-    words = [command] if isinstance(command, str) else command
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise TypeError(f"expected str, bytes or os.PathLike object, not {type(command).__name__}")
+    """The shell's command line, as `subprocess` with shell=True makes it. Raises what that raises for anything else."""
+    words = [command] if isinstance(command, str) else list(command)
     for word in words:
-        word.encode()
-        if "\0" in word:
+        if b"\0" in os.fsencode(word):
             raise ValueError("embedded null byte")
-    return ("/bin/sh", "-c", *words)
+    return ("/bin/sh", "-c", *map(os.fsdecode, words))
 
 
 def _failed(error: Exception, text: str) -> dict[str, Any]:

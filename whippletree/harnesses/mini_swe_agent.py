@@ -107,7 +107,7 @@ class MiniSweAgent:
         return HarnessResult(exit_status=status, steps=info.model_stats.api_calls, crashed=True, message=output[-2000:])
 
     def load(self) -> None:
-        """Import mini: seconds, once per process. Sets mini's own switches in this process's environment. Raises HarnessError."""
+        """Import mini: seconds, once per process. Sets mini's switches in this process's environment. Raises HarnessError."""
         if self._connection is not None:
             return
         _check_version()

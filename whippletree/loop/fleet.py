@@ -14,25 +14,32 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from whippletree.engines.probe import check_weights
+from whippletree.errors import EngineUnavailable
 from whippletree.gateway.client import GatewayControl
 from whippletree.protocols import Engine
 from whippletree.types import EngineStatus, WeightUpdate
 
 T = TypeVar("T")
 
+RETRY_SECONDS = 0.2
+
 
 class Fleet:
     """Engine replicas and the gateway in front of them. Blocking; its event loop runs on a thread of its own."""
 
-    def __init__(self, gateway: GatewayControl, engines: Sequence[Engine], *, limit: float = 600.0) -> None:
+    def __init__(
+        self, gateway: GatewayControl, engines: Sequence[Engine], *, limit: float = 900.0, patience: float = 300.0
+    ) -> None:
+        """`limit`: seconds that one verb may take. `patience`: seconds to wait for an engine that does not answer."""
         self.gateway = gateway
         self.engines = engines
         self.limit = limit
+        self.patience = patience
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fleet", daemon=True)
         self._thread.start()
@@ -50,29 +57,40 @@ class Fleet:
             self.gateway.release()
 
     def publish(self, update: WeightUpdate) -> None:
-        """Swap the weights of every replica. Raises EngineError."""
-        self._wait(self._publish(update))
+        """Swap the weights of every replica; one that is being restarted is waited for. Raises EngineError."""
+        self._wait(self._on_all(lambda engine: self._swap(engine, update)))
 
-    async def _publish(self, update: WeightUpdate) -> None:
-        async def swap(engine: Engine) -> None:
-            await engine.pause()
+    async def _swap(self, engine: Engine, update: WeightUpdate) -> None:
+        await engine.pause()
+        try:
+            await engine.update_weights(update)
+        finally:
+            await engine.resume()
+
+    async def _on_all(self, action: Callable[[Engine], Coroutine[Any, Any, T]]) -> list[T]:
+        return await asyncio.gather(*(self._patiently(action, engine) for engine in self.engines))
+
+    async def _patiently(self, action: Callable[[Engine], Coroutine[Any, Any, T]], engine: Engine) -> T:
+        """The action's result; repeated while the engine does not answer, up to `patience` seconds."""
+        deadline = asyncio.get_running_loop().time() + self.patience
+        while True:
             try:
-                await engine.update_weights(update)
-            finally:
-                await engine.resume()
-
-        await asyncio.gather(*(swap(engine) for engine in self.engines))
+                return await action(engine)
+            except EngineUnavailable:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
 
     def check(self, token_ids: Sequence[int], expected: Sequence[float], *, tolerance: float) -> float:
         """Largest difference over all replicas between their logprobs of a known prompt and the learner's.
 
         Raises WeightMismatch above `tolerance`.
         """
-        return max(self._wait(check_weights(engine, token_ids, expected, tolerance)) for engine in self.engines)
+        return max(self._wait(self._on_all(lambda engine: check_weights(engine, token_ids, expected, tolerance))))
 
     def statuses(self) -> list[EngineStatus]:
         """What each replica says of itself. Raises EngineUnavailable."""
-        return [self._wait(engine.status()) for engine in self.engines]
+        return self._wait(self._on_all(lambda engine: engine.status()))
 
     def close(self) -> None:
         """Close connections."""

@@ -81,7 +81,7 @@ class Run:
     # --- start and restart -------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Load the last checkpoint, if any; replay planned steps after it; give the engines the result."""
+        """Load the last checkpoint, if any; replay planned steps after it; give the engines the result; let calls through."""
         found = checkpoint.latest(self.directory / "checkpoints")
         if found is not None:
             self.step = checkpoint.restore(self.learner, found).step
@@ -89,6 +89,7 @@ class Run:
         while self.step in self.records:
             self._apply(self.records[self.step], seconds_collect=0.0, replayed=True)
         self.publish()
+        self.fleet.gateway.release()  # of a hold whose learner was killed
 
     # --- collecting --------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class BubblewrapMachine:
     def __init__(self, request: BoxRequest, directories: tuple[str, ...]) -> None:
         self._request = request
         self._cgroups = directories
+        self._memory_held = cgroups.limits_memory(directories)
         self._root = os.geteuid() == 0
         self._host = kernel.pid_namespace()
         uid = _FIRST_UID + zlib.crc32(f"{request.root}/{request.sandbox_id}".encode()) % _UIDS if self._root else 1000
@@ -129,7 +130,7 @@ class BubblewrapMachine:
         yield from ("--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--info-fd", str(info))
         if not self._root:
             yield from ("--unshare-user", "--uid", "1000", "--gid", "1000")
-        yield from ("--ro-bind", "/usr", "/usr", "--perms", "0755", "--dir", "/etc")
+        yield from ("--ro-bind", "/usr", "/usr")
         for path in _MERGED:
             if os.path.islink(path):  # noqa: PTH114
                 yield from ("--symlink", str(Path(path).readlink()), path)
@@ -137,7 +138,7 @@ class BubblewrapMachine:
                 yield from ("--ro-bind-try", path, path)
         yield from self._shadows()
         for name in _ETC:
-            yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+            yield from _binding("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
         for path, text in self._etc().items():
             yield from ("--perms", "0644", "--file", str(_memory(text)), path)
         yield from ("--proc", "/proc", "--dev", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp")
@@ -145,13 +146,13 @@ class BubblewrapMachine:
         for path, mode in (("/tmp", "1777"), ("/logs", "0777"), (HOME, "0777"), (request.workdir, "0777")):
             yield from (*size, "--perms", mode, "--tmpfs", path)
         for host, inside in request.read_only:
-            yield from ("--ro-bind", host, inside)
+            yield from _binding("--ro-bind", host, inside)
         # bash reaps orphans while it waits for its input; another shell leaves them as zombies until the sandbox ends
         shell = "/usr/bin/bash" if os.path.exists("/usr/bin/bash") else "/bin/sh"  # noqa: PTH110
         yield from ("--clearenv", "--chdir", "/", shell, "-c", _INIT)
 
     def _shadows(self) -> Iterator[str]:
-        """Where files of the spec go below /usr, which is the host's: a private directory there, with links to what it hides."""
+        """Where files of the spec go below /usr, which is the host's: a private directory, with links to what it hides."""
         wanted = set()
         for host, inside in self._request.files:
             directory = Path(inside) if Path(host).is_dir() else Path(inside).parent
@@ -161,7 +162,8 @@ class BubblewrapMachine:
             if directory.parents[0] in wanted:
                 raise machine.BootError(f"files cannot go to both {directory.parents[0]} and {directory}")
             hidden = f"/run/host{directory}"
-            yield from ("--ro-bind", str(directory), hidden, "--perms", "0755", "--tmpfs", str(directory))
+            yield from _binding("--ro-bind", str(directory), hidden)
+            yield from ("--perms", "0755", "--tmpfs", str(directory))
             for entry in sorted(directory.iterdir()):
                 yield from ("--symlink", f"{hidden}/{entry.name}", str(entry))
 
@@ -194,20 +196,24 @@ class BubblewrapMachine:
 
     def become_agent(self) -> None:
         """Limits, then the sandbox's user without capabilities (in a user namespace executing a program takes them)."""
-        memory = any("memory" in directory or "unified" in directory for directory in self._cgroups)
-        machine.apply_limits(self._request, address_space=not memory, processes=True)
+        machine.apply_limits(self._request, address_space=not self._memory_held, processes=True)
         machine.give_up_privileges(self.owner[0] if self._root else None)
 
     def kill_all(self) -> None:
-        """Everything in the PID namespace but its init, in one call that no fork can outrun."""
+        """Everything in the PID namespace but its init, by one call that no fork can outrun; again until all have gone."""
         self.enter()
 
         def kill() -> int:
             if kernel.pid_namespace() == self._host:
                 return 1  # never on the host
-            with contextlib.suppress(ProcessLookupError):  # nothing is running
-                os.kill(-1, signal.SIGKILL)
-            return 0
+            deadline = time.monotonic() + machine.KILL_SECONDS
+            try:
+                while time.monotonic() < deadline:
+                    os.kill(-1, signal.SIGKILL)
+                    time.sleep(0.001)
+            except ProcessLookupError:
+                return 0  # all have gone, and were reaped
+            return 1
 
         _, status = os.waitpid(machine.fork(kill), 0)
         if status:
@@ -221,6 +227,14 @@ class BubblewrapMachine:
         if self._lifeline is not None:
             self._lifeline.close()
         machine.end_descendants()
+
+
+def _binding(how: str, host: str, inside: str) -> Iterator[str]:
+    """A binding, with the directories above it, which bwrap would make for its own user only."""
+    for above in reversed(Path(inside).parents):
+        if str(above) != "/" and not above.is_relative_to("/usr"):
+            yield from ("--perms", "0755", "--dir", str(above))
+    yield from (how, host, inside)
 
 
 def _ready(said: int) -> bool:

@@ -102,6 +102,12 @@ def join(directories: tuple[str, ...]) -> None:
             file.write("0")
 
 
+def limits_memory(directories: tuple[str, ...]) -> bool:
+    """True when one of these cgroups holds its processes' memory."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    return any(os.path.exists(os.path.join(directory, name)) for directory in directories for name in names)  # noqa: PTH110, PTH118
+
+
 def remove(directories: tuple[str, ...], *, seconds: float) -> bool:
     """Kill what is still in these cgroups and remove them; False if one is still there after `seconds`."""
     deadline = time.monotonic() + seconds

@@ -99,8 +99,10 @@ class Exchange:
             self.connection.sendall(wire.encode(wire.Finish(kill=kill)))
 
     def result(self) -> ExecResult:
-        """What came of it. `exit_code` is negative for a signal, and 124 at the time limit. Raises SandboxError when the command
-        ended without a word because the sandbox did."""
+        """What came of it. `exit_code` is negative for a signal, and 124 at the time limit.
+
+        Raises SandboxError when the command ended without a word because the sandbox did.
+        """
         while self.ended and self.open and self.read_output():
             pass
         if self.code is None and not self.timed_out:
@@ -134,9 +136,15 @@ def exchange(handle: SandboxHandle, message: wire.Exec, limit: int) -> Iterator[
 
 
 def _message(handle: SandboxHandle, argv: Sequence[str], environment: Mapping[str, str] | None, cwd: str) -> wire.Exec:
-    return wire.Exec(
-        argv=tuple(argv), cwd=cwd or handle.workdir, environment=dict(handle.environment) | dict(environment or {})
-    )
+    names = dict(handle.environment) | dict(environment or {})
+    try:
+        words = tuple(os.fsencode(word) for word in argv)
+        flat = b"".join((*words, cwd.encode(), *(f"{name}={value}".encode() for name, value in names.items())))
+    except UnicodeEncodeError as error:
+        raise SandboxError(f"a command cannot be passed on: {error}", "use text that can be encoded") from error
+    if not words or b"\0" in flat:
+        raise SandboxError("a command cannot be passed on: it is empty, or holds a null byte", "mend the command")
+    return wire.Exec(argv=words, cwd=cwd or handle.workdir, environment=names)
 
 
 class SyncExec:

@@ -7,6 +7,7 @@ each keeper lives by the lifeline that came with its request.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ def main(descriptor: int) -> None:
     door = socket.socket(fileno=descriptor)
     door.set_inheritable(False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps keepers
+    os.umask(0o022)
     gc.collect()
     gc.freeze()
     gc.disable()  # helpers are short or idle, and a collection would touch every page that forks share

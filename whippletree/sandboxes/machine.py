@@ -13,6 +13,7 @@ from typing import NoReturn, Protocol
 from whippletree.sandboxes import kernel
 from whippletree.sandboxes.wire import BoxRequest
 
+KILL_SECONDS = 5.0
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -88,7 +89,7 @@ def give_up_privileges(uid: int | None) -> None:
     kernel.forbid_new_privileges()
 
 
-def end_descendants(seconds: float = 5.0) -> None:
+def end_descendants(seconds: float = KILL_SECONDS) -> None:
     """Kill and reap all descendants of the caller, their reaper. A PID namespace ends only once the keeper has reaped those of
     its processes that are the keeper's children. Raises ValueError when one is still there after `seconds`."""
     deadline = time.monotonic() + seconds

@@ -17,7 +17,6 @@ from whippletree.sandboxes.wire import BoxRequest
 
 FOLDER = "fs"
 MARK = "WHIPPLETREE_SANDBOX"
-_KILL_SECONDS = 5.0
 
 
 class ProcessMachine:
@@ -28,6 +27,7 @@ class ProcessMachine:
     def __init__(self, request: BoxRequest, directories: tuple[str, ...]) -> None:
         self._request = request
         self._cgroups = directories
+        self._memory_held = cgroups.limits_memory(directories)
         self._keeper = os.getpid()
         self.pid = self._keeper
         self.owner = (os.geteuid(), os.getegid())
@@ -69,8 +69,7 @@ class ProcessMachine:
 
     def become_agent(self) -> None:
         """Limits, but not the one on processes: it would count all processes of this user."""
-        memory = any("memory" in directory or "unified" in directory for directory in self._cgroups)
-        machine.apply_limits(self._request, address_space=not memory, processes=False)
+        machine.apply_limits(self._request, address_space=not self._memory_held, processes=False)
         kernel.forbid_new_privileges()
 
     def stop(self) -> None:
@@ -79,7 +78,7 @@ class ProcessMachine:
 
     def kill_all(self) -> None:
         """Everything below the keeper but the calling process."""
-        deadline = time.monotonic() + _KILL_SECONDS
+        deadline = time.monotonic() + machine.KILL_SECONDS
         while pids := [pid for pid in kernel.descendants(self._keeper) if pid != os.getpid()]:
             for pid in pids:
                 try:

@@ -70,17 +70,23 @@ class Relay:
 
 
 class _Side(asyncio.Protocol):
-    """One of the two connections of a pair. `relay` is set on the accepted one."""
+    """One of the two connections of a pair. `relay` is set on the accepted one.
+
+    Until both are there the reading is paused; what comes nevertheless (an event loop may read once before it pauses) is kept.
+    """
 
     def __init__(self, relay: Relay | None) -> None:
         self._relay = relay
         self._peer: _Side | None = None
         self._transport: asyncio.Transport | None = None
+        self._early = bytearray()
         self._lost = False
+        self._received_end = False
+        self._sent_end = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.pause_reading()  # until both ends are there
+        self._transport.pause_reading()
         if self._relay is not None:
             self._relay.track(self)
             self._relay.dial(self)
@@ -92,19 +98,38 @@ class _Side(asyncio.Protocol):
             self.abort()
             return
         self._peer, far._peer = far, self
+        for side in (self, far):
+            early, side._early = side._early, bytearray()
+            if early:
+                side.data_received(bytes(early))
+            if side._received_end:
+                side.eof_received()
         self._transport.resume_reading()
         far._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        if self._peer is not None and self._peer._transport is not None:
+        if self._peer is None:
+            self._early += data
+        elif self._peer._transport is not None:
             self._peer._transport.write(data)
 
     def eof_received(self) -> bool:
-        peer = self._peer._transport if self._peer is not None else None
-        if peer is None or peer.is_closing() or not peer.can_write_eof():
-            return False
-        peer.write_eof()
+        self._received_end = True
+        if self._peer is not None:
+            self._peer._end()
+            self._close_when_done()
         return True  # the other direction stays open
+
+    def _end(self) -> None:
+        """Pass the end of the peer's data on."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write_eof()
+        self._sent_end = True
+        self._close_when_done()
+
+    def _close_when_done(self) -> None:
+        if self._received_end and self._sent_end and self._transport is not None:
+            self._transport.close()
 
     def pause_writing(self) -> None:
         if self._peer is not None and self._peer._transport is not None:

@@ -141,7 +141,7 @@ def _command(message: wire.Exec, output: int, box: machine.Machine) -> int:
     os.dup2(output, 1)
     os.dup2(output, 2)
     box.become_agent()
-    argv = [box.argument(argument) for argument in message.argv]
+    argv = [box.argument(os.fsdecode(argument)) for argument in message.argv]
     try:
         os.chdir(box.directory(message.cwd))
     except OSError as error:

@@ -1,7 +1,7 @@
 """What the controller, the launcher, the keepers and the clients say to each other over unix sockets.
 
-Each message is a 4-byte big-endian length and JSON of one struct; file descriptors travel with the first byte. Standard library
-and msgspec only: the small helper processes import nothing else of this package's dependencies.
+Each message is a 4-byte big-endian length and MessagePack of one struct; file descriptors travel with the first byte. Standard
+library and msgspec only: the small helper processes import nothing else of this package's dependencies.
 
 Invariants (tests/sandboxes/test_sandbox_wire.py): messages round-trip, whole or split; an end in mid-message is an error, a
 clean end is None.
@@ -24,7 +24,7 @@ DESCRIPTORS = 4
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Wire(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of messages; the JSON key "type" names the struct."""
+    """Base of messages; the key "type" names the struct."""
 
 
 class BoxRequest(Wire):
@@ -72,10 +72,10 @@ class Stop(Wire):
 class Exec(Wire):
     """Client → keeper: run a command (carries the write end of its output). Answer: Exited, then the client says Finish.
 
-    Example: Exec(argv=("ls",), cwd="/app", environment={"PATH": "/usr/bin"})
+    Example: Exec(argv=(b"ls",), cwd="/app", environment={"PATH": "/usr/bin"})
     """
 
-    argv: tuple[str, ...]
+    argv: tuple[bytes, ...]
     cwd: str
     environment: dict[str, str]
 
@@ -127,12 +127,12 @@ class Failed(Wire):
 
 
 Message = BoxRequest | Ready | Stop | Exec | Exited | Finish | Put | Read | Content | KillAll | Done | Failed
-_DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """Length and JSON."""
-    body = msgspec.json.encode(message)
+    """Length and MessagePack."""
+    body = msgspec.msgpack.encode(message)
     return HEADER.pack(len(body)) + body
 
 

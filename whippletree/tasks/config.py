@@ -8,10 +8,10 @@ from whippletree.configuration import Config
 class TrailFamily(Config):
     """The generated family "follow the trail" (whippletree/tasks/trail.py).
 
-    Example: TrailFamily(train=64, heldout=48, depths=(1, 2, 3), decoys=(1, 2), seed=7)
+    Example: TrailFamily(train=256, heldout=48, depths=(1, 2, 3), decoys=(1, 2), seed=7)
     """
 
-    train: int = 64
+    train: int = 256
     """Training tasks that `write_tasks` writes. A `TrailStream` draws as many more as a run asks for."""
     heldout: int = 48
     """Held-out tasks. No training task has the trail and code of one of them."""

@@ -63,12 +63,13 @@ async def verify(task: Task, sandbox: Sandbox, *, timeout: float) -> VerifierRes
                 return _no_reward(result, f"tests/test.sh ran past {limit:g} s and was killed", "raise verifier.timeout_sec")
             return await _read_reward(sandbox, result)
     except SandboxError as error:
-        cause = Cause(cause=CauseClass.SANDBOX, phase="verify", message=error.cause, next_step=error.next_step)
-        return VerifierResult(reward=None, cause=cause)
+        return _failed(CauseClass.SANDBOX, error.cause, error.next_step)
     except TimeoutError:
-        return _no_reward(
-            None, f"the sandbox did not answer within {limit + TRANSFER_LIMIT:g} s", "look at the sandbox's record"
+        return _failed(
+            CauseClass.SANDBOX, f"the sandbox did not answer within {limit + TRANSFER_LIMIT:g} s", "look at the host"
         )
+    except OSError as error:  # of this side: the task's directory
+        return _failed(CauseClass.TASK, f"{task.tests_dir} cannot be read: {error}", "put the task's tests back")
 
 
 async def _run_tests(task: Task, sandbox: Sandbox, limit: float) -> ExecResult:
@@ -128,8 +129,12 @@ def _rewarded(scores: dict[str, float], reward: float, result: ExecResult, sourc
     return VerifierResult(reward=reward, scores=scores, exit_code=result.exit_code, output=result.output[-OUTPUT_TAIL:])
 
 
-def _no_reward(result: ExecResult | None, message: str, next_step: str) -> VerifierResult:
-    output = result.output[-OUTPUT_TAIL:] if result else ""
+def _failed(cause: CauseClass, message: str, next_step: str) -> VerifierResult:
+    return VerifierResult(reward=None, cause=Cause(cause=cause, phase="verify", message=message, next_step=next_step))
+
+
+def _no_reward(result: ExecResult, message: str, next_step: str) -> VerifierResult:
+    output = result.output[-OUTPUT_TAIL:]
     message = f"{message}; its output ends in: {output}" if output else message
     cause = Cause(cause=CauseClass.VERIFIER, phase="verify", message=message, next_step=next_step)
-    return VerifierResult(reward=None, exit_code=result.exit_code if result else None, output=output, cause=cause)
+    return VerifierResult(reward=None, exit_code=result.exit_code, output=output, cause=cause)

@@ -151,7 +151,7 @@ class RunView:
         table.add_row("time", Text(f"{elapsed} gone" + (f", about {clock(left)} left" if left is not None else "")), "")
         _add_results(table, steps, evals, room)
         counts = "   ".join(f"{name} {count}" for name, count in self.activity().items())
-        table.add_row("rollouts", Text(counts or "none yet"), "")
+        table.add_row("rollouts", Text(printable(counts) or "none yet"), "")
         if steps:
             table.add_row("agreement", Text(agreement(steps[-1])), "")
         title = Text(f" whippletree · {printable(self.directory.name)} ", style="bold")

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from whippletree.errors import ConfigurationError
 from whippletree.loop.metrics import EvalMetrics
 from whippletree.ui.data import RunData
 
@@ -34,8 +35,11 @@ LEARNER_FROM = 5  # the parts from here on are the learner's own wall time
 
 
 def draw(run: RunData, path: Path) -> Path:
-    """Write a PNG of 1500 × 900 pixels."""
-    figure = make_figure(run)
+    """Write a PNG of 1500 × 900 pixels. Raises ConfigurationError where matplotlib is not installed."""
+    try:
+        figure = make_figure(run)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"no picture can be drawn: {error}", "pip install 'whippletree[train]'") from error
     figure.savefig(path)
     return path
 
@@ -103,7 +107,7 @@ def wilson(rate: float, count: int) -> tuple[float, float]:
     z2 = 1.96**2
     centre = (rate + z2 / (2 * count)) / (1 + z2 / count)
     half = (1.96 / (1 + z2 / count)) * (rate * (1 - rate) / count + z2 / (4 * count**2)) ** 0.5
-    return min(rate, centre - half), max(rate, centre + half)
+    return max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half))
 
 
 def by_depth(lines: Sequence[EvalMetrics]) -> list[dict[str, tuple[int, int]]]:
@@ -213,12 +217,17 @@ def _name_cells(axis: Any, names: Sequence[str], *, crowded: bool) -> None:
     """Labels below the bars; where there are very many, slanted, and only as many as fit."""
     stride = 1 + len(names) // MOST_SLANTED if crowded else 1
     axis.set_xticks(
-        range(0, len(names), stride), [name.replace(", ", " " if crowded else "\n")[:24] for name in names[::stride]]
+        range(0, len(names), stride), [_short(name) if crowded else name.replace(", ", "\n") for name in names[::stride]]
     )
     axis.tick_params(axis="x", length=0, labelsize=9 if crowded else 10 if len(names) > 4 else 12)
     if crowded:
         for label in axis.get_xticklabels():
             label.set(rotation=40, ha="right", rotation_mode="anchor")
+
+
+def _short(name: str) -> str:
+    """At most 24 characters; what is left out is in the middle, because names mostly differ at their ends."""
+    return name if len(name) <= 24 else f"{name[:11]}…{name[-12:]}"
 
 
 def _turns(axis: Any, run: RunData) -> None:

@@ -64,16 +64,19 @@ class EngineCore:
     def abort(self, request_id: str) -> Sequence | None:
         """End a request with finish reason "abort"; None when there is no such request."""
         for sequence in (*self._running, *self._waiting):
-            if sequence.request_id != request_id:
-                continue
-            if sequence.slot >= 0:
-                self._running.remove(sequence)
-                self._table.release(sequence.slot)
-            else:
-                self._waiting.remove(sequence)
-            sequence.finish_reason = "abort"
-            return sequence
+            if sequence.request_id == request_id:
+                self.end(sequence)
+                return sequence
         return None
+
+    def end(self, sequence: Sequence) -> None:
+        """End a request that was submitted and is not done, with finish reason "abort"."""
+        if sequence.slot >= 0:
+            self._running.remove(sequence)
+            self._table.release(sequence.slot)
+        else:
+            self._waiting.remove(sequence)
+        sequence.finish_reason = "abort"
 
     def drain(self) -> list[Sequence]:
         """Forget all requests, unfinished as they are, and return them."""

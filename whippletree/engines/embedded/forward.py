@@ -32,6 +32,12 @@ SHARED_ROWS = 4
 SHARED_TOKENS = 48
 """Tokens that such a beginning must have."""
 
+TALL_VOCABULARY = 8192
+"""Vocabulary from which on the head is multiplied the other way round for few rows: it is then read once, without packing."""
+
+TALL_ROWS = range(2, 9)
+"""Those few rows; measured 1.3 to 4 times faster than the usual way, which wins again from 16 rows on."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -128,7 +134,10 @@ class Forward:
 
     def logits(self, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of these hidden states [n, hidden] in float32: [n, vocabulary]."""
-        return F.linear(self._norm(hidden, weights.norm), weights.head).float()
+        normed = self._norm(hidden, weights.norm)
+        if len(hidden) in TALL_ROWS and self._a.vocabulary >= TALL_VOCABULARY:
+            return weights.head.mm(normed.t()).t().float().contiguous()
+        return F.linear(normed, weights.head).float()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm over the last axis: x / √(|x|² + size · ε) · (√size · w); `weight` is √size · w in float32.

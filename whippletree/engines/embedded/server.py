@@ -94,14 +94,14 @@ class EmbeddedServer:
         body = await _read(request, api.CompletionBody)
         request_id = body.request_id or f"request-{next(self._numbers)}"
         sequence = api.accept(body, request_id, self._limits)
-        mailbox = await self._worker.submit(sequence)
         try:
+            mailbox = await self._worker.submit(sequence)
             if body.stream:
                 return await self._stream(request, body, sequence, mailbox)
             return await self._whole(body, sequence, mailbox)
         finally:
             # Also when the handler is cancelled because the client went away; of no effect on a request that has ended.
-            self._worker.abort(request_id)
+            self._worker.abandon(sequence)
 
     async def _whole(self, body: api.CompletionBody, sequence: Sequence, mailbox: Mailbox) -> web.Response:
         chunks = [chunk async for chunk in _chunks(mailbox)]
@@ -190,11 +190,15 @@ class EmbeddedServer:
         return web.Response()
 
     async def update_weights(self, request: web.Request) -> web.Response:
-        """POST /update_weights: answered once the new weights are served; on an error the old ones stay."""
+        """POST /update_weights: answered once the new weights are served; when they cannot be (400), the old ones stay."""
         update = await _read(request, WeightUpdate)
         directory = Path(update.directory)
-
-        await self._worker.swap(lambda: load_weights(directory, self._architecture, self._dtype, update.policy_version))
+        try:
+            await self._worker.swap(lambda: load_weights(directory, self._architecture, self._dtype, update.policy_version))
+        except EngineError as error:
+            if self._worker.failure is not None:
+                raise
+            raise RequestError(error.cause, error.next_step) from error
         return await self.status(request)
 
 

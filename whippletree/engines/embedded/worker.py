@@ -27,7 +27,7 @@ import torch
 from whippletree.engines.embedded.core import EngineCore
 from whippletree.engines.embedded.sequence import Sequence
 from whippletree.engines.embedded.weights import Weights
-from whippletree.errors import EngineError
+from whippletree.errors import EngineError, RequestError, WhippletreeError
 from whippletree.types import TokenChunk
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class _Order:
     def run(self) -> None:
         try:
             self._function()
-        except EngineError as error:
+        except WhippletreeError as error:
             self.done.set_exception(error)
         except BaseException as error:
             self.done.set_exception(EngineError(f"the engine failed: {error!r}", "read the engine's log, start it again"))
@@ -62,7 +62,7 @@ class EngineWorker:
         self._threads = threads
         self._interval = stream_interval
         self._inbox: queue.SimpleQueue[_Order] = queue.SimpleQueue()
-        self._mailboxes: dict[str, Mailbox] = {}  # engine thread only
+        self._readers: dict[str, tuple[Sequence, Mailbox]] = {}  # by request id, in flight; engine thread only
         self._paused = False
         self._stopped = False
         self._failure: EngineError | None = None
@@ -96,13 +96,18 @@ class EngineWorker:
         return self._core.weights.version
 
     async def submit(self, sequence: Sequence) -> Mailbox:
-        """Hand a request to the engine; its chunks arrive in the returned queue. Raises EngineError on an id in flight."""
+        """Hand a request to the engine; its chunks arrive in the returned queue.
+
+        Raises RequestError (status 409) when the request id is in flight.
+        """
         mailbox: Mailbox = asyncio.Queue()
 
         def add() -> None:
-            if sequence.request_id in self._mailboxes:
-                raise EngineError(f"request id {sequence.request_id} is already in flight", "give each request its own id")
-            self._mailboxes[sequence.request_id] = mailbox
+            if sequence.request_id in self._readers:
+                raise RequestError(
+                    f"request id {sequence.request_id} is already in flight", "give each request its own id", status=409
+                )
+            self._readers[sequence.request_id] = (sequence, mailbox)
             self._core.submit(sequence)
 
         await self.call(add)
@@ -114,6 +119,20 @@ class EngineWorker:
         def end() -> None:
             sequence = self._core.abort(request_id)
             if sequence is not None:
+                self._deliver([sequence])
+
+        self._inbox.put(_Order(end))
+
+    def abandon(self, sequence: Sequence) -> None:
+        """Nobody reads this request's chunks any more: end it unless it is done. Does not wait.
+
+        Unlike `abort` it never touches a later request with the same id.
+        """
+
+        def end() -> None:
+            known = self._readers.get(sequence.request_id)
+            if known is not None and known[0] is sequence:
+                self._core.end(sequence)
                 self._deliver([sequence])
 
         self._inbox.put(_Order(end))
@@ -199,18 +218,18 @@ class EngineWorker:
             if not sequence.done and (not sequence.stream or now - sequence.delivered_at < self._interval):
                 continue
             sequence.delivered_at = now
-            mailbox = self._mailboxes[sequence.request_id]
+            _, mailbox = self._readers[sequence.request_id]
             letters.extend((mailbox, chunk) for chunk in sequence.take(version))
             if sequence.error is not None:
                 letters.append((mailbox, sequence.error))
             if sequence.done:
-                del self._mailboxes[sequence.request_id]
+                del self._readers[sequence.request_id]
         if letters:
             self._loop.call_soon_threadsafe(_post, letters)
 
     def _fail(self, failure: EngineError) -> None:
         self._failure = failure
-        letters: list[tuple[Mailbox, Delivery]] = [(mailbox, failure) for mailbox in self._mailboxes.values()]
+        letters: list[tuple[Mailbox, Delivery]] = [(mailbox, failure) for _, mailbox in self._readers.values()]
         self._loop.call_soon_threadsafe(_post, letters)
         self._loop.call_soon_threadsafe(self._drain_inbox)
 

@@ -1,0 +1,41 @@
+"""Cgroups of sandboxes, where this process may make them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from whippletree.sandboxes import cgroups
+
+
+def test_names_differ_by_folder_and_id() -> None:
+    names = {cgroups.name_of(root, name) for root in ("/a", "/b") for name in ("x", "y")}
+    assert len(names) == 4 and all(name.startswith(cgroups.PREFIX) for name in names)
+
+
+def test_a_failure_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(cgroups.CgroupError, match=r"\w"):
+        cgroups.create(f"{cgroups.PREFIX}test", f"no/such/parent-{os.getpid()}", memory_mb=64, processes=8)
+    assert not list(Path("/sys/fs/cgroup").rglob(f"{cgroups.PREFIX}test"))
+
+
+def test_a_removed_cgroup_takes_its_processes_along() -> None:
+    name = f"{cgroups.PREFIX}test-{os.getpid()}"
+    try:
+        made = cgroups.create(name, "", memory_mb=64, processes=8)
+    except cgroups.CgroupError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    join = "; ".join(f"echo 0 > {directory}/cgroup.procs" for directory in made)
+    sleeper = subprocess.Popen(("sh", "-c", f"{join}; exec sleep 600"))
+    try:
+        while str(sleeper.pid) not in Path(made[0], "cgroup.procs").read_text().split():
+            assert sleeper.poll() is None
+        assert Path(made[-1], "pids.max").read_text().strip() == "8"
+    finally:
+        assert cgroups.remove(made, seconds=10.0) is True
+    assert sleeper.wait(timeout=10) == -9
+    assert not any(Path(directory).exists() for directory in made)
+    assert cgroups.remove(made, seconds=1.0) is True

@@ -1,0 +1,125 @@
+"""What works here, which backend that means, and what survives a killed controller."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import msgspec
+import pytest
+from sandbox_suite import NOTHING, left_behind, processes_with, spec_of, until
+
+from whippletree import sandboxes
+from whippletree.configuration import field_docs
+from whippletree.errors import ConfigurationError, SandboxError
+
+KINDS = ["process", "bubblewrap"] if sandboxes.probe().works else ["process"]
+
+
+def test_probe_tells_what_does_not_work_and_leaves_nothing(sandbox_root: Path) -> None:
+    config = sandboxes.SandboxConfig(root=str(sandbox_root))
+    found = sandboxes.probe(config)
+    assert found.works is (found.bubblewrap == "")
+    assert found.version.startswith("bubblewrap ") or not found.works
+    away = sandboxes.probe(msgspec.structs.replace(config, bwrap="/no/such/bwrap"))
+    assert not away.works and "/no/such/bwrap does not run" in away.bubblewrap
+    broken = sandboxes.probe(msgspec.structs.replace(config, bwrap="/bin/true"))
+    assert not broken.works and "did not start" in broken.bubblewrap
+    assert left_behind(sandbox_root) == NOTHING
+
+
+async def test_auto_falls_back_and_says_why(sandbox_root: Path) -> None:
+    config = sandboxes.SandboxConfig(root=str(sandbox_root), bwrap="/bin/false")
+    kind, reason = sandboxes.choose(config)
+    assert kind == "process" and "bubblewrap does not work here" in reason
+    box = sandboxes.create(config, spec_of(), gateway=("127.0.0.1", 9))
+    assert "NO isolation" in box.isolation and reason in box.isolation
+    works = sandboxes.choose(sandboxes.SandboxConfig(root=str(sandbox_root)))
+    assert works[0] == KINDS[-1]
+
+
+def test_every_setting_is_documented() -> None:
+    assert set(field_docs(sandboxes.SandboxConfig)) == set(sandboxes.SandboxConfig.__struct_fields__)
+
+
+def test_a_root_that_others_can_write_to_is_refused(sandbox_root: Path) -> None:
+    sandbox_root.chmod(0o777)
+    with pytest.raises(ConfigurationError, match="only you can write"):
+        sandboxes.create(sandboxes.SandboxConfig(kind="process", root=str(sandbox_root)), spec_of(), gateway=("127.0.0.1", 9))
+
+
+def test_helpers_import_neither_numpy_nor_aiohttp() -> None:
+    code = "import sys, whippletree.sandboxes.launcher; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    names = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "aiohttp", "asyncio", "torch"} & set(names)
+
+
+CONTROLLER = textwrap.dedent(
+    """
+    import asyncio, sys
+    from whippletree import sandboxes
+    from whippletree.protocols import SandboxSpec
+
+    async def main(kind, root, mark):
+        config = sandboxes.SandboxConfig(kind=kind, root=root)
+        for number in range(2):
+            spec = SandboxSpec(sandbox_id=f"killed-{number}")
+            box = sandboxes.create(config, spec, gateway=("127.0.0.1", 9))
+            await box.start()
+            await box.exec(("sh", "-c", f"setsid -f sleep {mark} >/dev/null 2>&1"), timeout=20)
+            asyncio.create_task(box.exec(("sleep", mark), timeout=600))
+        await asyncio.sleep(0.5)
+        print("up", flush=True)
+        await asyncio.sleep(600)
+
+    asyncio.run(main(*sys.argv[1:]))
+    """
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_killed_controller_leaves_nothing(kind: str, sandbox_root: Path) -> None:
+    mark = f"75{os.getpid()}"
+    controller = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CONTROLLER, kind, str(sandbox_root), mark, stdout=asyncio.subprocess.PIPE
+    )
+    assert controller.stdout is not None
+    assert await controller.stdout.readline() == b"up\n"
+    assert len(processes_with(f"sleep\0{mark}")) == 4
+    controller.send_signal(signal.SIGKILL)
+    await controller.wait()
+    await until(lambda: not processes_with(f"sleep\0{mark}"), "the end of its processes")
+    await until(lambda: left_behind(sandbox_root) == NOTHING, "the removal of what it left")
+    cleaned = await asyncio.to_thread(sandboxes.clean, sandboxes.SandboxConfig(root=str(sandbox_root)), "killed-")
+    assert cleaned == sandboxes.Cleaned()
+
+
+async def test_a_killed_launcher_is_replaced(sandbox_root: Path) -> None:
+    from whippletree.sandboxes.box import launcher
+
+    config = sandboxes.SandboxConfig(kind="process", root=str(sandbox_root))
+    first = sandboxes.create(config, spec_of(), gateway=("127.0.0.1", 9))
+    await first.start()
+    assert launcher()._process is not None
+    launcher()._process.kill()
+    launcher()._process.wait()
+    second = sandboxes.create(config, spec_of(), gateway=("127.0.0.1", 9))
+    await second.start()
+    for box in (first, second):
+        assert (await box.exec(("echo", "on"), timeout=20)).output == "on\n"
+        await box.stop()
+
+
+async def test_stop_before_start_and_a_second_start(sandbox_root: Path) -> None:
+    config = sandboxes.SandboxConfig(kind="process", root=str(sandbox_root))
+    box = sandboxes.create(config, spec_of(), gateway=("127.0.0.1", 9))
+    await box.stop()
+    await box.start()
+    with pytest.raises(SandboxError, match="started already"):
+        await box.start()
+    await box.stop()

@@ -1,0 +1,151 @@
+"""docs/configuration.md, written from the configuration structs: `python -m whippletree.ui.configuration_page > FILE`.
+
+Invariants (tests/ui/test_configuration_page.py):
+- every key of a run file and of a shipped harness's settings is on the page, with its type, default and documentation;
+- the page in docs/ is what this module writes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import inspect as shape
+
+from whippletree.configuration import Config, field_docs
+from whippletree.harnesses.config import SETTINGS
+from whippletree.loop.config import RunConfig
+
+INTRODUCTION = """# Configuration
+
+<!-- Written by `python -m whippletree.ui.configuration_page > docs/configuration.md`; change the structs, not this page. -->
+
+A run file is TOML. Only `[[sources]]` is required; every other table and key has a default. Where a table comes in several
+kinds, its `kind` says which. An unknown key is an error that names the nearest known one.
+
+```sh
+whippletree config check run.toml              # is it right?
+whippletree config show run.toml               # every key, resolved, with its documentation
+whippletree train run.toml --set loop.steps=10 --set sources.0.share=2
+```
+
+`--set a.b=c` overrides one key and may be repeated; numbers index lists from 0. The value is TOML, or a bare string where it is
+not. The resolved configuration of a run is `config.toml` in its directory.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION, *_tables(RunConfig)]
+    for name, kind in sorted(SETTINGS.items()):
+        parts.append(f"## [sources.harness.settings] of {name}\n\n{_docstring(kind)}\n\n{_rows(kind)}")
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def _tables(root: type[Config]) -> Iterator[str]:
+    """The sections of a run file, in the struct's order."""
+    docs = field_docs(root)
+    for field in msgspec.structs.fields(root):
+        yield from _section(field.name, field.type, _default(field), docs[field.name], level=2)
+
+
+def _section(path: str, kind: Any, default: Any, text: str, *, level: int, many: bool = False) -> Iterator[str]:
+    """One table with those below it; one section per kind where it comes in several."""
+    info = shape.type_info(kind)
+    if isinstance(info, shape.ListType):
+        yield from _section(path, kind.__args__[0], None, text, level=level, many=True)
+        return
+    members = info.types if isinstance(info, shape.UnionType) else (info,)
+    structs = [item.cls for item in members if isinstance(item, shape.StructType)]
+    head = f"{'#' * level} [[{path}]]" if many else f"{'#' * level} [{path}]"
+    if len(structs) == 1:
+        yield f"{head}\n\n{text}\n\n{_rows(structs[0])}"
+        yield from _below(path, structs[0], level + 1)
+        return
+    kinds = ", ".join(f"`{item.__struct_config__.tag}`" for item in structs)
+    chosen = f" Default: `{default.__struct_config__.tag}`." if default is not None else ""
+    yield f"{head}\n\n{text} `kind` is one of {kinds}.{chosen}"
+    for item in structs:
+        yield f'#{head} kind = "{item.__struct_config__.tag}"\n\n{_docstring(item)}\n\n{_rows(item)}'
+        yield from _below(path, item, level + 2)
+
+
+def _below(path: str, kind: type[msgspec.Struct], level: int) -> Iterator[str]:
+    docs = field_docs(kind)
+    for field in msgspec.structs.fields(kind):
+        if _is_table(field.type):
+            yield from _section(f"{path}.{field.name}", field.type, _default(field), docs[field.name], level=level)
+
+
+def _rows(kind: type[msgspec.Struct]) -> str:
+    """A table of the keys that hold values; "" for a struct without any."""
+    docs = field_docs(kind)
+    lines = [
+        f"| `{field.name}` | {_type(shape.type_info(field.type))} | {_shown(field)} | {_cell(docs[field.name])} |"
+        for field in msgspec.structs.fields(kind)
+        if not _is_table(field.type)
+    ]
+    return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *lines]) if lines else ""
+
+
+def _is_table(kind: Any) -> bool:
+    info = shape.type_info(kind)
+    found = info.item_type if isinstance(info, shape.ListType) else info
+    members = found.types if isinstance(found, shape.UnionType) else (found,)
+    return any(isinstance(member, shape.StructType) for member in members)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return None if field.default is msgspec.NODEFAULT else field.default
+
+
+def _shown(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    value = _default(field)
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    encoded = msgspec.json.encode(value).decode() if not isinstance(value, int | float) else repr(value)
+    return f"`{encoded}`".replace("|", "\\|")
+
+
+def _type(info: shape.Type) -> str:
+    """A type in words."""
+    match info:
+        case shape.LiteralType(values=values):
+            return ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in sorted(values, key=str))
+        case shape.ListType(item_type=item) | shape.VarTupleType(item_type=item):
+            return f"list of {_type(item)}"
+        case shape.DictType(value_type=item):
+            return f"table of {_type(item)}"
+        case shape.UnionType(types=members):
+            return " or ".join(_type(member) for member in members)
+        case shape.IntType() | shape.FloatType():
+            return ("integer" if isinstance(info, shape.IntType) else "number") + _bounds(info)
+        case shape.StrType():
+            return "string"
+        case shape.BoolType():
+            return "true or false"
+    return "anything"
+
+
+def _bounds(info: shape.IntType | shape.FloatType) -> str:
+    found = [(word, getattr(info, name)) for name, word in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))]
+    text = ", ".join(f"{word} {value:g}" for word, value in found if value is not None)
+    return f" {text}" if text else ""
+
+
+def _docstring(kind: type[msgspec.Struct]) -> str:
+    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
