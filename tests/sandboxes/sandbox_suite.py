@@ -39,7 +39,7 @@ def processes_with(mark: str) -> list[int]:
 
 def left_behind(root: Path) -> dict[str, list[str]]:
     """Everything that sandboxes below `root` would leave: folders, cgroups, mounts, processes."""
-    groups = [str(path) for path in Path("/sys/fs/cgroup").rglob("whippletree-*") if path.name.startswith(group_prefix(root))]
+    groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if Path(path).name.startswith(group_prefix(root))]
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(root) in line]
     return {
         "folders": [path.name for path in root.iterdir()] if root.exists() else [],

@@ -108,6 +108,7 @@ async def test_the_loss_of_one_side_closes_the_other_and_close_cuts_all() -> Non
     await relay.close()
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await asyncio.wait_for(reader.readexactly(1), 10)
+    writer.close()
     with pytest.raises(OSError):
         await asyncio.open_connection(*listener.getsockname())
     server.close()

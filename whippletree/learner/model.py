@@ -16,10 +16,14 @@ import torch
 
 from whippletree.errors import ConfigurationError
 
+SHARED = -1
+"""Segment number of the beginning that all samples of a row share."""
+
 
 @dataclass(frozen=True)
 class Row:
-    """Samples laid end to end. All columns have shape [T]; `segments` numbers the samples of the row from 0.
+    """Samples laid end to end. All columns have shape [T]; `segments` numbers the samples of the row from 0, SHARED marks
+    the tokens that all of them begin with, laid once at the row's beginning.
 
     `targets` marks trained tokens; for those `sampler_logprobs`, `versions`, `advantages` and `weights` are set.
     """
@@ -62,10 +66,11 @@ def _freeze_below(model: Any, top: int) -> None:
 
 
 def attention_mask(segments: torch.Tensor) -> torch.Tensor:
-    """Causal mask inside each segment: [T] segment numbers → bool [1, 1, T, T], True where attention is allowed."""
+    """Causal mask inside each segment and towards the shared beginning: [T] segment numbers → bool [1, 1, T, T], True where
+    attention is allowed."""
     length = segments.shape[0]
-    same = segments[:, None] == segments[None, :]
-    return (same & torch.ones(length, length, dtype=torch.bool).tril())[None, None]
+    visible = (segments[:, None] == segments[None, :]) | (segments == SHARED)[None, :]
+    return (visible & torch.ones(length, length, dtype=torch.bool).tril())[None, None]
 
 
 def row_logprobs(model: Any, row: Row, temperature: float) -> torch.Tensor:

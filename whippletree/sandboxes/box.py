@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import os
@@ -24,6 +25,7 @@ from whippletree.sandboxes.relay import Relay
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ANSWER_SECONDS = 60.0
+_LAUNCHER_SECONDS = 5.0
 _TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "run", "var", "tmp", "logs")
 _ISOLATION = {
     "bubblewrap": (
@@ -44,6 +46,7 @@ class Launcher:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        atexit.register(self._drop)
 
     def launch(self, request: wire.BoxRequest) -> socket.socket:
         """Ask for a sandbox; our end of its lifeline. Raises SandboxError."""
@@ -81,11 +84,14 @@ class Launcher:
 
     def _drop(self) -> None:
         if self._socket is not None:
-            self._socket.close()
+            self._socket.close()  # it ends by itself then
             self._socket = None
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(_LAUNCHER_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             self._process = None
 
 
