@@ -38,11 +38,11 @@ def mini() -> PoolHarness:
 @pytest.fixture
 async def boxes(stub: ModelStub) -> AsyncIterator[Any]:
     root = tempfile.mkdtemp(prefix="wt-harness-")
-    config = sandboxes.SandboxConfig(root=root)
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(name: str = "h", **fields: Any) -> sandboxes.Box:
+        async def start(name: str = "h", kind: Any = "auto", **fields: Any) -> sandboxes.Box:
             spec = SandboxSpec(sandbox_id=name, limits=Limits(memory_mb=1024), **fields)
+            config = sandboxes.SandboxConfig(root=root, kind=kind)
             box = sandboxes.create(config, spec, gateway=("127.0.0.1", stub.port))
             stack.push_async_callback(box.stop)
             await box.start()

@@ -91,18 +91,20 @@ async def test_both_modes_send_the_same_requests(mini: PoolHarness, stub: ModelS
     assert stub.paths == {"/v1/chat/completions"}
 
 
-async def test_text_mode_in_both_modes(mini: PoolHarness, stub: ModelStub, boxes: Any, tmp_path: Path) -> None:
+async def test_text_mode_in_both_modes_and_a_process_that_nothing_isolates(
+    mini: PoolHarness, stub: ModelStub, boxes: Any, tmp_path: Path
+) -> None:
     stub.script = {
-        "t1": [text("no command"), text(FENCE.format("echo hi")), text(FENCE.format(DONE))],
-        "t2": [text("no command"), text(FENCE.format("echo hi")), text(FENCE.format(DONE))],
+        "text-one": [text("no command"), text(FENCE.format("echo hi")), text(FENCE.format(DONE))],
+        "text-two": [text("no command"), text(FENCE.format("echo hi")), text(FENCE.format(DONE))],
     }
     settings = {"mode": "text", "observation_template": "{{output.output}}", "format_error_template": "one command please"}
-    pooled, alone = await boxes("t1"), await boxes("t2", read_only=mini.read_only)
-    result, _ = await pool(mini, spec_for(pooled, stub, "t1", tmp_path, **settings))
-    lone, _ = await process(alone, spec_for(alone, stub, "t2", tmp_path, inside=True, **settings), tmp_path)
+    pooled, alone = await boxes("isolated"), await boxes("open", kind="process")
+    result, _ = await pool(mini, spec_for(pooled, stub, "text-one", tmp_path, **settings))
+    lone, _ = await process(alone, spec_for(alone, stub, "text-two", tmp_path, inside=True, **settings), tmp_path)
     assert result == lone == HarnessResult(exit_status="Submitted", steps=3, message="42\n")
-    assert stub.seen["t1"] == stub.seen["t2"]
-    last = stub.seen["t1"][-1]
+    assert stub.seen["text-one"] == stub.seen["text-two"]
+    last = stub.seen["text-one"][-1]
     assert "tools" not in last
     assert [message["content"] for message in last["messages"]] == [
         "You can run shell commands.",

@@ -93,7 +93,8 @@ def _engine(arguments: argparse.Namespace) -> int:
         port=_port(services.engine_url),
         seed=config.run.seed,
     )
-    return run(engine, layout.ready("engine"))
+    run(engine, layout.ready("engine"))
+    return 0
 
 
 def _controller(arguments: argparse.Namespace) -> int:

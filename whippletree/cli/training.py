@@ -75,6 +75,8 @@ def _run(arguments: argparse.Namespace, more: tuple[str, ...]) -> int:
     ):
         if not layout.services_file.is_file():
             _prepare(config, layout, view)
+        else:
+            _move(layout)
         services = layout.read_services()
         view.say(services.isolation)
         _supervise(config, layout, view)
@@ -116,18 +118,25 @@ def _prepare(config: RunConfig, layout: Layout, view: RunView) -> None:
     view.say("preparing the model (cached)")
     model = prepare_model(config.model, seed=config.run.seed, cache=CACHE / "models")
     load_secret(layout.secret)
-    engine_url = f"http://127.0.0.1:{free_port()}"
-    if isinstance(config.engine, VllmConfig) and config.engine.url:
-        engine_url = config.engine.url
+    given = config.engine.url if isinstance(config.engine, VllmConfig) else ""
     layout.write_services(
         Services(
             gateway_url=f"http://127.0.0.1:{free_port()}",
-            engine_url=engine_url,
+            engine_url=given or f"http://127.0.0.1:{free_port()}",
+            engine_is_local=not given,
             model_directory=str(model),
             isolation=choose(config.sandbox)[1],
             started=started,
         )
     )
+
+
+def _move(layout: Layout) -> None:
+    """A resumed run listens at new addresses: the old ones may be taken."""
+    services = layout.read_services()
+    engine_url = services.engine_url if not services.engine_is_local else f"http://127.0.0.1:{free_port()}"
+    gateway_url = f"http://127.0.0.1:{free_port()}"
+    layout.write_services(msgspec.structs.replace(services, gateway_url=gateway_url, engine_url=engine_url))
 
 
 def free_port() -> int:

@@ -42,7 +42,9 @@ class Row:
 def load_model(directory: Path, *, train_top_layers: int = 0) -> Any:
     """A causal language model in float32 from a Hugging Face directory. Raises ConfigurationError when it cannot be read."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, attn_implementation="sdpa")
     except (OSError, ValueError, KeyError) as error:

@@ -133,7 +133,9 @@ def _tokenizer_texts(config: TinyConfig) -> list[str]:
 def _build(directory: Path, config: TinyConfig, seed: int) -> None:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tokenizer = train_tokenizer(config)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -29,6 +29,7 @@ class Services(Struct):
     model_directory: str
     isolation: str
     started: float
+    engine_is_local: bool = True
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from whippletree.loop.fleet import Fleet
 from whippletree.loop.groups import SourceTasks
 from whippletree.loop.layout import Layout, Services, write_atomically
 from whippletree.loop.metrics import Log, Summary
+from whippletree.loop.models import check_family
 from whippletree.loop.run import Run
-from whippletree.loop.sources import resolve
+from whippletree.loop.sources import TrailTasks, resolve
 from whippletree.protocols import Store
 from whippletree.store import open_store
 
@@ -39,6 +40,8 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
     sources: list[SourceTasks] = []
     heldout: list[Heldout] = []
     for section in config.sources:
+        if isinstance(section.tasks, TrailTasks):
+            check_family(config.model, section.tasks.family, section.name)
         source, held = resolve(section.name, section.tasks, section.harness.name, section.share, layout.directory)
         sources.append(source)
         heldout.extend(held)

@@ -2,16 +2,20 @@
 
 Invariants (tests/loop/test_models.py):
 - preparing a model twice with the same settings uses the cache and gives the same directory;
-- a directory without config.json is refused with the next step.
+- a directory without config.json is refused with the next step;
+- a tiny model that was warmed up on another family than a source's is refused.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from whippletree.configuration import Config
 from whippletree.errors import ConfigurationError
 from whippletree.learner.tiny import TinyConfig
+from whippletree.tasks.config import TrailFamily
 
 
 class TinyModel(Config, tag="tiny", tag_field="kind"):
@@ -33,6 +37,25 @@ class DirectoryModel(Config, tag="directory", tag_field="kind"):
 
 
 ModelConfig = TinyModel | SmolLM2Model | DirectoryModel
+
+
+def check_family(config: ModelConfig, family: TrailFamily, source: str) -> None:
+    """The tiny model knows one family: its names and codes are tokens, and its held-out tasks stay unseen in the warm-up.
+
+    Raises ConfigurationError where a source's family differs in more than the number of training tasks, or fewer held-out ones.
+    """
+    if not isinstance(config, TinyModel):
+        return
+    known = msgspec.structs.replace(config.tiny.family, train=family.train)
+    if family.heldout < known.heldout:  # the first ones of the same sequence
+        known = msgspec.structs.replace(known, heldout=family.heldout)
+    differing = [
+        name for name in family.__struct_fields__ if not name.endswith("_sec") and getattr(known, name) != getattr(family, name)
+    ]
+    if differing:
+        raise ConfigurationError(
+            f"source {source}: tasks.family differs from model.tiny.family in {', '.join(differing)}", "write the same in both"
+        )
 
 
 def prepare_model(config: ModelConfig, *, seed: int, cache: Path) -> Path:

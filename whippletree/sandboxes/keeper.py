@@ -6,6 +6,7 @@ closes); in both cases it first kills every process of the sandbox, then removes
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -54,7 +55,7 @@ def keep(request: wire.BoxRequest, lifeline: socket.socket) -> int:
         keeper.open()
     except (OSError, ValueError, machine.BootError, cgroups.CgroupError) as error:
         keeper.remove()
-        return _refuse(channel, str(error), "run `whippletree sandbox check` to see what works here")
+        return _refuse(channel, str(error), "`sandboxes.probe()` tells what works here")
     try:
         told = keeper.serve()
     finally:
@@ -187,7 +188,8 @@ class Keeper:
         """End every process, then remove cgroups and folder."""
         self._door.close()
         if self._box is not None:
-            self._box.stop()
+            with contextlib.suppress(ValueError):  # what outlives its kill is tried again by cgroup
+                self._box.stop()
         cgroups.remove(self._cgroups, seconds=_CGROUP_SECONDS)
         remove_folder(self._folder)
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 from collections.abc import Callable
 
 from whippletree.sandboxes import files, kernel, machine, wire
 
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
+_DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD)
 
 
 def serve(channel: wire.Channel, box: machine.Machine) -> int:
@@ -86,33 +86,47 @@ def _kill_all(box: machine.Machine) -> wire.Message:
 def _supervise(channel: wire.Channel, message: wire.Exec, output: int, box: machine.Machine) -> int:
     """Start the command, report its end, and stay until the client says what is to become of its children."""
     kernel.become_subreaper()
+    woken = _wake_on_child()
+    try:
+        command = _start(message, output, box)
+        os.close(output)
+        if isinstance(command, wire.Exited):
+            channel.send(command)
+            return 0
+        return _watch(channel, woken, command)
+    except OSError:  # the client is gone
+        machine.end_descendants()
+        return 1
+    except ValueError:  # a process outlives its kill; `stop` ends it with the whole sandbox
+        return 1
+
+
+def _wake_on_child() -> int:
+    """A descriptor that can be read when a child has ended."""
     woken, wake = os.pipe()
     for descriptor in (woken, wake):
         os.set_blocking(descriptor, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    command = machine.fork(lambda: _command(message, output, box))
-    os.close(output)
+    return woken
+
+
+def _watch(channel: wire.Channel, woken: int, command: int) -> int:
     poll = select.poll()
     poll.register(channel.socket, select.POLLIN)
     poll.register(woken, select.POLLIN)
-    try:
-        while True:
-            ready = {descriptor for descriptor, _ in poll.poll()}
-            if woken in ready:
-                os.read(woken, 4096)
-                code = _reap(command)
-                if code is not None:
-                    channel.send(wire.Exited(code=code))
-            if channel.socket.fileno() in ready:
-                received = channel.receive()
-                if received is not None and isinstance(received[0], wire.Finish) and not received[0].kill:
-                    return 0
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if woken in ready:
+            os.read(woken, 4096)
+            code = _reap(command)
+            if code is not None:
+                channel.send(wire.Exited(code=code))
+        if channel.socket.fileno() in ready:
+            received = channel.receive()
+            if received is None or not isinstance(received[0], wire.Finish) or received[0].kill:
                 machine.end_descendants()
-                return 0
-    except OSError:  # the client is gone
-        machine.end_descendants()
-        return 1
+            return 0
 
 
 def _reap(command: int) -> int | None:
@@ -129,32 +143,36 @@ def _reap(command: int) -> int | None:
             code = os.waitstatus_to_exitcode(status)
 
 
-def _command(message: wire.Exec, output: int, box: machine.Machine) -> int:
-    """Become the command: own session, no input, one pipe for all output."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+def _start(message: wire.Exec, output: int, box: machine.Machine) -> int | wire.Exited:
+    """Start the command: own process group, no input, one pipe for all output. Its pid, or how it could not be started.
+
+    The supervisor itself takes the sandbox's user and limits first, so that the command needs no code of ours between fork and
+    exec; it can still kill what it started, which is the same user's.
+    """
+    argv = [box.argument(os.fsdecode(argument)) for argument in message.argv]
     os.setsid()
     os.umask(0o022)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
     box.become_agent()
-    argv = [box.argument(os.fsdecode(argument)) for argument in message.argv]
     try:
         os.chdir(box.directory(message.cwd))
     except OSError as error:
-        return _complain(f"{message.cwd}: {error.strerror}", _NOT_RUNNABLE)
+        return _refused(output, f"{message.cwd}: {error.strerror}", _NOT_RUNNABLE)
+    os.environ["PATH"] = message.environment.get("PATH", os.defpath)  # where the program is looked for
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, output, 1),
+        (os.POSIX_SPAWN_DUP2, output, 2),
+    ]
     try:
-        os.execvpe(argv[0], argv, message.environment)
+        return os.posix_spawnp(
+            argv[0], argv, message.environment, file_actions=actions, setpgroup=0, setsigdef=_DEFAULT_SIGNALS
+        )
     except FileNotFoundError:
-        return _complain(f"{argv[0]}: command not found", _NOT_FOUND)
+        return _refused(output, f"{argv[0]}: command not found", _NOT_FOUND)
     except OSError as error:
-        return _complain(f"{argv[0]}: {error.strerror}", _NOT_RUNNABLE)
+        return _refused(output, f"{argv[0]}: {error.strerror}", _NOT_RUNNABLE)
 
 
-def _complain(text: str, code: int) -> int:
-    sys.stderr.flush()
-    os.write(2, f"{text}\n".encode())
-    return code
+def _refused(output: int, text: str, code: int) -> wire.Exited:
+    os.write(output, f"{text}\n".encode())
+    return wire.Exited(code=code)

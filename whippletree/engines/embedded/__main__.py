@@ -20,7 +20,7 @@ from aiohttp import web
 from whippletree.configuration import convert, field_docs
 from whippletree.engines.embedded.config import EmbeddedConfig
 from whippletree.engines.embedded.server import EmbeddedServer
-from whippletree.errors import WhippletreeError
+from whippletree.errors import ConfigurationError, WhippletreeError
 from whippletree.types import Struct
 
 PARENT_CHECK_SECONDS = 0.5
@@ -40,20 +40,21 @@ class Ready(Struct):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the engine until it is told to end. Returns the exit status."""
     config, ready_file, exit_with_parent = _arguments(sys.argv[1:] if argv is None else argv)
-    return run(config, ready_file, parent=os.getppid() if exit_with_parent else 0)
-
-
-def run(config: EmbeddedConfig, ready_file: Path | None = None, *, parent: int = 0) -> int:
-    """Serve until SIGTERM, SIGINT or the end of process `parent` (0: none). Returns the exit status."""
     try:
-        uvloop.run(_serve(config, ready_file, parent))
+        run(config, ready_file, parent=os.getppid() if exit_with_parent else 0)
     except WhippletreeError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    except OSError as error:
-        sys.stderr.write(f"error: cannot serve on {config.host}:{config.port}: {error.strerror} (choose another port)\n")
-        return 1
     return 0
+
+
+def run(config: EmbeddedConfig, ready_file: Path | None = None, *, parent: int = 0) -> None:
+    """Serve until SIGTERM, SIGINT or the end of process `parent` (0: none). Raises ConfigurationError or EngineError."""
+    try:
+        uvloop.run(_serve(config, ready_file, parent))
+    except OSError as error:
+        where = f"{config.host}:{config.port}"
+        raise ConfigurationError(f"cannot serve on {where}: {error.strerror}", "choose another port") from error
 
 
 def _arguments(argv: Sequence[str]) -> tuple[EmbeddedConfig, Path | None, bool]:

@@ -32,7 +32,8 @@ class EmbeddedConfig(Config, tag_field="kind", tag="embedded"):
     """Requests computed at once, and conversations whose KV cache is kept for prefix reuse."""
 
     context: int = 1024
-    """Longest prompt + answer in tokens. Memory for the cache grows with slots × context as it is touched."""
+    """Longest prompt + answer in tokens, or the model's own limit where that is lower. Memory for the cache grows with
+    slots × context as it is touched."""
 
     prefill_tokens: int = 512
     """Prompt tokens computed per step at most, so that a long prompt cannot stall the requests that are decoding."""

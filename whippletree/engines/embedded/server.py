@@ -44,10 +44,8 @@ class EmbeddedServer:
         self._directory = Path(config.model)
         self._dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
         self._architecture = read_architecture(self._directory)
-        if config.context > self._architecture.max_positions:
-            raise ConfigurationError(
-                f"context = {config.context} is beyond the model's {self._architecture.max_positions} positions", "lower it"
-            )
+        config = msgspec.structs.replace(config, context=min(config.context, self._architecture.max_positions))
+        self._config = config
         self._limits = api.Limits(
             vocabulary=self._architecture.vocabulary,
             context=config.context,
