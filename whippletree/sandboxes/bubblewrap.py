@@ -52,7 +52,6 @@ class BubblewrapMachine:
 
     def __init__(self, request: BoxRequest, directories: tuple[str, ...]) -> None:
         self._request = request
-        self._cgroups = directories
         self._memory_held = cgroups.limits_memory(directories)
         self._root = os.geteuid() == 0
         self._host = kernel.pid_namespace()
@@ -110,9 +109,9 @@ class BubblewrapMachine:
         return listeners[0] if listeners else None
 
     def _prepare(self, office: socket.socket) -> None:
-        """In bwrap's process to be: cgroups, the network namespace and, inside it, the listener."""
+        """In bwrap's process to be: the network namespace and, inside it, the listener."""
         uid, gid = os.geteuid(), os.getegid()
-        cgroups.join(self._cgroups)
+        machine.oom_score(machine.LIKE_ANY_OTHER)
         kernel.unshare(kernel.CLONE_NEWNET if self._root else kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET)
         if not self._root:
             kernel.map_to_root(uid, gid)
@@ -180,10 +179,10 @@ class BubblewrapMachine:
         }
 
     def enter(self) -> None:
-        """Join the cgroups and every namespace at once; the next fork is inside. The init's input stays the keeper's alone."""
+        """Join every namespace at once; the next fork is inside. The init's input stays the keeper's alone."""
         if self._lifeline is not None:
             self._lifeline.close()
-        cgroups.join(self._cgroups)
+        machine.oom_score(machine.LIKE_ANY_OTHER)
         kernel.setns(self._pidfd, self._flags)
 
     def argument(self, text: str) -> str:

@@ -102,6 +102,13 @@ def join(directories: tuple[str, ...]) -> None:
             file.write("0")
 
 
+def leave(directories: tuple[str, ...]) -> None:
+    """Move the calling process to the cgroups above these, so that they can be removed. Does not raise."""
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            join((os.path.dirname(directory),))  # noqa: PTH120
+
+
 def limits_memory(directories: tuple[str, ...]) -> bool:
     """True when one of these cgroups holds its processes' memory."""
     names = ("memory.max", "memory.limit_in_bytes")

@@ -87,6 +87,10 @@ class Keeper:
         """Make everything and say so. Raises what the parts raise; the caller then removes it."""
         request = self._request
         self._cgroups = _make_cgroups(request)
+        # Joined once, here: whatever is forked for the sandbox is born in them. A move per command would make all sandboxes
+        # of the machine wait for each other in the kernel.
+        cgroups.join(self._cgroups)
+        machine.oom_score(machine.KEPT_FROM_OOM)
         self._note(0)
         kind = BubblewrapMachine if request.backend == "bubblewrap" else ProcessMachine
         box: machine.Machine = kind(request, self._cgroups)
@@ -190,6 +194,7 @@ class Keeper:
         if self._box is not None:
             with contextlib.suppress(ValueError):  # what outlives its kill is tried again by cgroup
                 self._box.stop()
+        cgroups.leave(self._cgroups)
         cgroups.remove(self._cgroups, seconds=_CGROUP_SECONDS)
         remove_folder(self._folder)
 

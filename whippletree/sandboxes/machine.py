@@ -14,6 +14,7 @@ from whippletree.sandboxes import kernel
 from whippletree.sandboxes.wire import BoxRequest
 
 KILL_SECONDS = 5.0
+KEPT_FROM_OOM, LIKE_ANY_OTHER = -1000, 0  # oom scores of a keeper, and of what it starts
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -87,6 +88,12 @@ def give_up_privileges(uid: int | None) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     kernel.forbid_new_privileges()
+
+
+def oom_score(score: int) -> None:
+    """How gladly the kernel ends the calling process when a memory limit is reached; lowering it takes privileges."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
+        file.write(str(score))
 
 
 def end_descendants(seconds: float = KILL_SECONDS) -> None:

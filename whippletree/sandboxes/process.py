@@ -26,7 +26,6 @@ class ProcessMachine:
 
     def __init__(self, request: BoxRequest, directories: tuple[str, ...]) -> None:
         self._request = request
-        self._cgroups = directories
         self._memory_held = cgroups.limits_memory(directories)
         self._keeper = os.getpid()
         self.pid = self._keeper
@@ -51,8 +50,8 @@ class ProcessMachine:
         return None
 
     def enter(self) -> None:
-        """Join the cgroups; there is nothing else to enter."""
-        cgroups.join(self._cgroups)
+        """There is nothing to enter; only the keeper itself is kept from the OOM killer."""
+        machine.oom_score(machine.LIKE_ANY_OTHER)
 
     def argument(self, text: str) -> str:
         """A path in one of the folder's directories, in its place on the host; anything else as it is."""
