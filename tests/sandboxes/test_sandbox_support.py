@@ -35,12 +35,12 @@ def test_probe_tells_what_does_not_work_and_leaves_nothing(sandbox_root: Path) -
 
 async def test_auto_falls_back_and_says_why(sandbox_root: Path) -> None:
     config = sandboxes.SandboxConfig(root=str(sandbox_root), bwrap="/bin/false")
-    kind, reason = sandboxes.choose(config)
-    assert kind == "process" and "bubblewrap does not work here" in reason
+    backend = sandboxes.choose(config)
+    assert backend.kind == "process" and "bubblewrap does not work here" in backend.sentence
     box = sandboxes.create(config, spec_of(), gateway=("127.0.0.1", 9))
-    assert "NO isolation" in box.isolation and reason in box.isolation
+    assert "NO isolation" in box.isolation and box.isolation == backend.sentence
     works = sandboxes.choose(sandboxes.SandboxConfig(root=str(sandbox_root)))
-    assert works[0] == KINDS[-1]
+    assert works.kind == KINDS[-1]
 
 
 def test_every_setting_is_documented() -> None:

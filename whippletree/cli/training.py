@@ -125,7 +125,7 @@ def _prepare(config: RunConfig, layout: Layout, view: RunView) -> None:
             engine_url=given or f"http://127.0.0.1:{free_port()}",
             engine_is_local=not given,
             model_directory=str(model),
-            isolation=choose(config.sandbox)[1],
+            isolation=choose(config.sandbox).sentence,
             started=started,
         )
     )

@@ -1,7 +1,7 @@
 """Checkpoints in Hugging Face layout, and the weights directory that engines load from.
 
 A checkpoint directory holds config.json, model.safetensors, the tokenizer's files, optimizer.pt and state.json.
-Invariants (tests/learner/test_checkpoint.py):
+Invariants (tests/learner/test_learner_update.py):
 - a checkpoint appears whole or not at all (written beside, synced, renamed);
 - a learner restored from it makes the same next update, bit for bit.
 """
@@ -100,9 +100,9 @@ def restore(learner: Learner, checkpoint: Path) -> CheckpointState:
 
 
 def prune(directory: Path, *, keep: int) -> None:
-    """Remove all but the first and the `keep` newest checkpoints."""
+    """Remove all but the first and the `keep` newest checkpoints; the newest always stays."""
     found = in_order(directory)
-    for old in found[1 : len(found) - keep]:
+    for old in found[1 : max(1, len(found) - max(1, keep))]:
         shutil.rmtree(old)
 
 

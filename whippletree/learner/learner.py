@@ -1,6 +1,6 @@
 """One optimiser update from rows, with the numbers that say whether it can be trusted.
 
-Invariants (tests/learner/test_learner.py):
+Invariants (tests/learner/test_learner_update.py):
 - an update from packed rows equals the update from one row per sample, to float32 tolerance;
 - a row with a non-finite loss or gradient stops the step, names its samples, and leaves the parameters untouched;
 - sampler and learner logprobs are compared on tokens that the current policy version sampled, before the update.

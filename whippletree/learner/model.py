@@ -1,6 +1,6 @@
 """The policy on the learner's side: a transformers causal language model and its logprobs on packed rows.
 
-Invariants (tests/learner/test_model.py):
+Invariants (tests/learner/test_learner_model.py):
 - logprobs of a sample in a packed row equal those of the sample alone, to 1e-5 in float32;
 - logits are computed only where the sampler spoke, at the run's temperature, in float32.
 """

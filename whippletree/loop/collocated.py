@@ -18,9 +18,10 @@ def train(run: Run) -> None:
     """Train until `loop.steps` updates are done. A restarted run goes on where its store and checkpoint are."""
     loop = run.config.loop
     total = loop.steps * loop.groups_per_step
+    in_flight = max(loop.groups_in_flight, loop.groups_per_step)
     for step in range(run.step, loop.steps):
         run.evaluate_if_due(step)
-        run.create_groups(until=min(total, step * loop.groups_per_step + loop.groups_in_flight), step=step)
+        run.create_groups(until=min(total, step * loop.groups_per_step + in_flight), step=step)
         run.wait_for_groups(loop.groups_per_step)
         with run.held():
             run.update(step, run.ready_groups()[: loop.groups_per_step])

@@ -71,7 +71,7 @@ class LoopSection(Config):
     group_size: int = 8
     """Rollouts in one group."""
     groups_in_flight: int = 16
-    """Collocated: groups that are kept in flight, groups_per_step of them for the step at hand."""
+    """Collocated: groups that are kept in flight, groups_per_step of them for the step at hand (and never fewer)."""
     eval_every: int = 20
     """Updates between evaluations; the first and the last weights are always evaluated. 0: only those two."""
     eval_samples: int = 1

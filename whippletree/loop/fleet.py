@@ -7,7 +7,8 @@ Publishing blocks on each engine's swap (its HTTP request has a limit) and on th
 (the gateway has a limit). A mismatch raises WeightMismatch: the run must not sample from unknown weights.
 Invariants (tests/loop/test_fleet.py):
 - after `publish` every replica serves the learner's version, or an error was raised;
-- `held` always releases, also when the update fails.
+- `held` always releases, also when the update or the hold itself fails;
+- an engine that does not answer is waited for, and given up after `patience`.
 """
 
 from __future__ import annotations
@@ -45,13 +46,20 @@ class Fleet:
         self._thread.start()
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(self.limit)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(self.limit)
+        except TimeoutError as error:
+            future.cancel()
+            raise EngineUnavailable(
+                f"no answer of the engines within {self.limit:g} s", "look at logs/engine.log, then `whippletree train --resume`"
+            ) from error
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """New calls wait at the gateway and running ones have ended while the body runs."""
-        self.gateway.hold()
         try:
+            self.gateway.hold()
             yield
         finally:
             self.gateway.release()

@@ -1,6 +1,6 @@
 """Where things lie in a run directory, and the addresses that its processes share.
 
-Invariants (tests/loop/test_layout.py):
+Invariants (tests/loop/test_loop_metrics.py):
 - every path of a run is below its directory;
 - a services file that is damaged or missing is an error that says how to make it.
 """

@@ -3,7 +3,8 @@
     SIGTERM ─► stop at the next point between two polls ─► checkpoint is on disk already (one per update) ─► exit
 Invariants (tests/loop/test_learning.py):
 - the summary is written last, and says `complete` only when every update was made;
-- a loop that is stopped leaves a run that resumes.
+- a loop that is stopped leaves a run that resumes;
+- two sources never share a name.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import FrameType
 
 import msgspec
 
+from whippletree.errors import ConfigurationError
 from whippletree.gateway.client import GatewayControl
 from whippletree.gateway.keys import control_key, load_secret
 from whippletree.learner.learner import Learner
@@ -40,6 +42,8 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
     sources: list[SourceTasks] = []
     heldout: list[Heldout] = []
     for section in config.sources:
+        if any(source.name == section.name for source in sources):
+            raise ConfigurationError(f"two sources are named {section.name}", "give each its own name")
         if isinstance(section.tasks, TrailTasks):
             check_family(config.model, section.tasks.family, section.name)
         source, held = resolve(section.name, section.tasks, section.harness.name, section.share, layout.directory)

@@ -1,7 +1,7 @@
 """What a run writes down: one typed line per step and per evaluation, and a summary.
 
-Invariants (tests/loop/test_metrics.py):
-- a line is on disk when the step it describes is over; a resumed run never has two lines for one step;
+Invariants (tests/loop/test_loop_metrics.py):
+- a line is on disk when the step it describes is over; of several lines for one step (a replay) only the last is read;
 - a rate over nothing is null, never 0.
 """
 

@@ -10,7 +10,9 @@ Order of one update, and why a kill at any point trains each rollout exactly onc
 plan (rollout ids of this step, durable) → update in memory → checkpoint (atomic) → commit → publish. A restart loads the last
 checkpoint and replays, with the recorded rollouts, the steps that were planned after it.
 Invariants (tests/loop/test_run.py):
-- no rollout is in two steps; a step planned before a crash is replayed with the same rollouts;
+- no rollout is in two steps; a step planned before a crash is replayed with the same rollouts, to the same weights bit for bit;
+- a step is committed with the checkpoint that holds it, also when the process was killed between the two;
+- a step with too many failures stops the run once: resumed, it trains what there is of it and goes on;
 - after each publish the engine's logprobs of a known prompt are the learner's, or the run stops.
 """
 
@@ -85,6 +87,7 @@ class Run:
         found = checkpoint.latest(self.directory / "checkpoints")
         if found is not None:
             self.step = checkpoint.restore(self.learner, found).step
+            self._commit(found.name)  # of a save whose learner was killed before it could say so
         self.watch.refresh()
         while self.step in self.records:
             self._apply(self.records[self.step], seconds_collect=0.0, replayed=True)
@@ -155,7 +158,8 @@ class Run:
             self.config.learner,
             policy_version=self.learner.policy_version,
         )
-        self._refuse_broken(record.step, batch)
+        if not replayed:  # a resumed run goes on without them
+            self._refuse_broken(record.step, batch)
         stats = self.learner.update(batch.rows)
         self.step = record.step + 1
         metrics = StepMetrics(
@@ -185,10 +189,15 @@ class Run:
     def _save(self) -> None:
         directory = self.directory / "checkpoints"
         path = checkpoint.save(self.learner, directory, step=self.step, tokenizer_from=self.model_directory)
-        for number in sorted(self.records):
-            if number < self.step and not self.records[number].committed:
-                self.store.commit_step(number, path.name).result()
+        self._commit(path.name)
         checkpoint.prune(directory, keep=self.config.learner.keep_checkpoints)
+
+    def _commit(self, name: str) -> None:
+        """Checkpoint `name` holds every step before `self.step`; those that were in no earlier one are committed with it."""
+        for number, record in sorted(self.records.items()):
+            if number < self.step and not record.committed:
+                self.store.commit_step(number, name).result()
+                self.records[number] = msgspec.structs.replace(record, committed=True, checkpoint=name)
 
     def _refuse_broken(self, step: int, batch: Batch) -> None:
         share = batch.failed / max(1, batch.rollouts)

@@ -1,7 +1,7 @@
 """Sources of tasks: generated families and directories, each cut into training and held-out tasks.
 
 Invariants (tests/loop/test_sources.py):
-- no task is in both sets;
+- no task is in both sets, whatever names lead to it;
 - writing the tasks of a family twice gives the same directories.
 """
 
@@ -47,7 +47,10 @@ def task_directories(tasks: TaskSet, name: str, run_directory: Path) -> tuple[li
         train, heldout = Path(tasks.train), Path(tasks.heldout)
         if train.resolve() == heldout.resolve():
             raise ConfigurationError(f"source {name}: train and heldout are both {train}", "give two directories")
-    return _tasks_in(train, name), _tasks_in(heldout, name)
+    found, held = _tasks_in(train, name), _tasks_in(heldout, name)
+    if both := set(found) & set(held):
+        raise ConfigurationError(f"source {name}: {min(both)} is in {train} and in {heldout}", "keep each task in one of them")
+    return found, held
 
 
 def _tasks_in(directory: Path, name: str) -> list[Path]:

@@ -20,23 +20,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from whippletree.sandboxes.box import Box, attach, create
+    from whippletree.sandboxes.box import Backend, Box, attach
     from whippletree.sandboxes.client import SyncExec
     from whippletree.sandboxes.config import SandboxConfig
-    from whippletree.sandboxes.support import Cleaned, SandboxSupport, choose, clean, probe
+    from whippletree.sandboxes.leftovers import Cleaned, clean
+    from whippletree.sandboxes.support import SandboxSupport, choose, create, probe
 
-__all__ = ["Box", "Cleaned", "SandboxConfig", "SandboxSupport", "SyncExec", "attach", "choose", "clean", "create", "probe"]
+__all__ = [
+    "Backend",
+    "Box",
+    "Cleaned",
+    "SandboxConfig",
+    "SandboxSupport",
+    "SyncExec",
+    "attach",
+    "choose",
+    "clean",
+    "create",
+    "probe",
+]
 
 _HOMES = {
+    "Backend": "box",
     "Box": "box",
     "attach": "box",
-    "create": "box",
+    "create": "support",
     "SyncExec": "client",
     "SandboxConfig": "config",
-    "Cleaned": "support",
+    "Cleaned": "leftovers",
     "SandboxSupport": "support",
     "choose": "support",
-    "clean": "support",
+    "clean": "leftovers",
     "probe": "support",
 }
 

@@ -1,4 +1,4 @@
-"""`create` and `attach`: a sandbox as its controller sees it, whichever backend is behind it."""
+"""A sandbox as its controller sees it, whichever backend is behind it; `attach` is the way in from another process."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from whippletree.errors import ConfigurationError, SandboxError
+from whippletree.errors import SandboxError
 from whippletree.protocols import ExecResult, SandboxHandle, SandboxSpec
 from whippletree.sandboxes import client, wire
-from whippletree.sandboxes.config import SandboxConfig
+from whippletree.sandboxes.config import SandboxConfig, root_of
+from whippletree.sandboxes.leftovers import remove_left
 from whippletree.sandboxes.relay import Relay
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ANSWER_SECONDS = 60.0
 _LAUNCHER_SECONDS = 5.0
 _TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "run", "var", "tmp", "logs")
-_ISOLATION = {
-    "bubblewrap": (
-        "bubblewrap: own root, processes, users and network, with the gateway as the only way out; the kernel is shared"
-        " with the host."
-    ),
-    "process": (
-        "process: NO isolation; commands run as this user on this machine, see its files and its network, and are held"
-        " only by limits and clean-up."
-    ),
-}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A chosen backend. `sentence` tells people what it isolates, and why it was chosen."""
+
+    kind: Literal["bubblewrap", "process"]
+    bwrap: str
+    sentence: str
 
 
 class Launcher:
@@ -105,20 +106,6 @@ def launcher() -> Launcher:
     return _launcher_of(os.getpid())
 
 
-def root_of(config: SandboxConfig) -> Path:
-    """The directory of sandboxes' folders; made when missing. Raises ConfigurationError when others could write to it."""
-    root = Path(config.root).absolute() if config.root else Path(tempfile.gettempdir()) / f"whippletree-{os.geteuid()}"
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = root.stat()
-    except OSError as error:
-        raise ConfigurationError(f"sandbox.root: {root}: {error.strerror}", "give a directory that can be written") from error
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        cause = f"sandbox.root: {root} belongs to user {status.st_uid}, mode {status.st_mode & 0o777:o}"
-        raise ConfigurationError(cause, "give a directory that only you can write to")
-    return root
-
-
 def _checked(spec: SandboxSpec) -> None:
     if not _ID.fullmatch(spec.sandbox_id):
         raise SandboxError(
@@ -136,9 +123,9 @@ class Box:
     """One sandbox of this machine. Make it with `create`; use it on one event loop."""
 
     def __init__(
-        self, config: SandboxConfig, request: wire.BoxRequest, spec: SandboxSpec, gateway: tuple[str, int], reason: str
+        self, config: SandboxConfig, request: wire.BoxRequest, spec: SandboxSpec, gateway: tuple[str, int], isolation: str
     ) -> None:
-        self.isolation = _ISOLATION[request.backend] + (f" Chosen because {reason}." if reason else "")
+        self.isolation = isolation
         self.handle: SandboxHandle | None = None
         self.gateway = gateway  # where commands inside find it; (host, port)
         self._config = config
@@ -241,28 +228,20 @@ class Box:
             while await client.receive(lifeline, assembler, self._config.stop_seconds) is not None:
                 pass
             return
-        from whippletree.sandboxes import support
-
         folder = Path(self._request.root) / self._spec.sandbox_id
-        await asyncio.to_thread(support.remove_left, folder, token=self._request.token)
+        await asyncio.to_thread(remove_left, folder, token=self._request.token)
 
 
-def create(config: SandboxConfig, spec: SandboxSpec, *, gateway: tuple[str, int]) -> Box:
-    """A sandbox that is not started yet. `gateway` is (host, port) as this process reaches it; it must be numeric or local.
-
-    Raises SandboxError for a spec that cannot be, ConfigurationError for a backend that cannot be.
-    """
-    from whippletree.sandboxes import support
-
+def build(config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway: tuple[str, int]) -> Box:
+    """A sandbox of that backend, not started yet. Raises SandboxError for a spec that cannot be."""
     _checked(spec)
-    kind, reason = support.choose(config)
     request = wire.BoxRequest(
-        backend=kind,
+        backend=backend.kind,
         sandbox_id=spec.sandbox_id,
         token=uuid.uuid4().hex,
         root=str(root_of(config)),
         workdir="/" + spec.workdir.strip("/"),
-        bwrap=support.find_bwrap(config) if kind == "bubblewrap" else "",
+        bwrap=backend.bwrap,
         files=spec.files,
         read_only=spec.read_only,
         environment=spec.environment,
@@ -274,7 +253,7 @@ def create(config: SandboxConfig, spec: SandboxSpec, *, gateway: tuple[str, int]
         space_mb=config.space_mb,
         cgroup=config.cgroup,
     )
-    return Box(config, request, spec, gateway, reason)
+    return Box(config, request, spec, gateway, backend.sentence)
 
 
 def attach(handle: SandboxHandle) -> client.SyncExec:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from typing import Literal
 
 from whippletree.configuration import Config
+from whippletree.errors import ConfigurationError
 
 
 class SandboxConfig(Config):
@@ -33,3 +37,17 @@ class SandboxConfig(Config):
 
     stop_seconds: float = 10.0
     """Time in which a sandbox must have gone; after it everything of it is killed from outside."""
+
+
+def root_of(config: SandboxConfig) -> Path:
+    """The directory of sandboxes' folders; made when missing. Raises ConfigurationError when others could write to it."""
+    root = Path(config.root).absolute() if config.root else Path(tempfile.gettempdir()) / f"whippletree-{os.geteuid()}"
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.stat()
+    except OSError as error:
+        raise ConfigurationError(f"sandbox.root: {root}: {error.strerror}", "give a directory that can be written") from error
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        cause = f"sandbox.root: {root} belongs to user {status.st_uid}, mode {status.st_mode & 0o777:o}"
+        raise ConfigurationError(cause, "give a directory that only you can write to")
+    return root

@@ -1,31 +1,31 @@
-"""What works on this machine, which backend that means, and the removal of what a killed controller left."""
+"""What works on this machine, which backend that means, and `create`, which makes a sandbox of it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import functools
 import os
 import shutil
-import signal
 import subprocess
-import time
 import uuid
-from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from whippletree.errors import ConfigurationError, SandboxError
 from whippletree.protocols import Limits, SandboxSpec
 from whippletree.sandboxes import cgroups
+from whippletree.sandboxes.box import Backend, Box, build
 from whippletree.sandboxes.config import SandboxConfig
-from whippletree.sandboxes.keeper import LOCK, STATE, Kept, remove_folder
-from whippletree.sandboxes.process import MARK
 from whippletree.types import Struct
 
-_LOCK_SECONDS = 10.0
+_ISOLATION = {
+    "bubblewrap": (
+        "bubblewrap: own root, processes, users and network, with the gateway as the only way out; the kernel is shared"
+        " with the host."
+    ),
+    "process": (
+        "process: NO isolation; commands run as this user on this machine, see its files and its network, and are held"
+        " only by limits and clean-up."
+    ),
+}
 _INSTALL = 'install the extra `whippletree[sandbox]`, or set sandbox.kind = "process" and accept that nothing is isolated'
 
 
@@ -45,16 +45,6 @@ class SandboxSupport(Struct):
     def works(self) -> bool:
         """True when bubblewrap sandboxes can be made here."""
         return not self.bubblewrap
-
-
-class Cleaned(Struct):
-    """What `clean` did. `alive` sandboxes belong to a controller that lives, and were left alone.
-
-    Example: Cleaned(removed=("s0-1",), alive=())
-    """
-
-    removed: tuple[str, ...] = ()
-    alive: tuple[str, ...] = ()
 
 
 def find_bwrap(config: SandboxConfig) -> str:
@@ -98,11 +88,9 @@ def _version(bwrap: str) -> tuple[str, str]:
 
 
 async def _try(config: SandboxConfig) -> str:
-    from whippletree.sandboxes import box
-
-    fixed = msgspec.structs.replace(config, kind="bubblewrap")
     spec = SandboxSpec(sandbox_id=f"probe-{uuid.uuid4().hex[:12]}", limits=Limits(memory_mb=0, processes=0))
-    sandbox = box.create(fixed, spec, gateway=("127.0.0.1", 1))
+    backend = Backend("bubblewrap", find_bwrap(config), _ISOLATION["bubblewrap"])
+    sandbox = build(config, spec, backend, gateway=("127.0.0.1", 1))
     try:
         await sandbox.start()
         done = await sandbox.exec(("/bin/sh", "-c", "exit 7"), timeout=10)
@@ -128,97 +116,24 @@ def _support(bwrap: str, root: str) -> SandboxSupport:
     return probe(SandboxConfig(bwrap=bwrap, root=root))
 
 
-def choose(config: SandboxConfig) -> tuple[Literal["bubblewrap", "process"], str]:
-    """The backend that `config` means here, and why in a clause ("" when it was named). "auto" tries once per process."""
+def choose(config: SandboxConfig) -> Backend:
+    """The backend that `config` means here. "auto" tries once per process. Raises ConfigurationError when there is no bwrap."""
+    bwrap = find_bwrap(config)
     if config.kind == "process":
-        return "process", ""
+        return Backend("process", "", _ISOLATION["process"])
     if config.kind == "bubblewrap":
-        if not find_bwrap(config):
+        if not bwrap:
             raise ConfigurationError("sandbox.kind: there is no bwrap program here", _INSTALL)
-        return "bubblewrap", ""
+        return Backend("bubblewrap", bwrap, _ISOLATION["bubblewrap"])
     found = _support(config.bwrap, config.root)
-    return ("bubblewrap", "it works here") if found.works else ("process", f"bubblewrap does not work here: {found.bubblewrap}")
+    if found.works:
+        return Backend("bubblewrap", bwrap, _ISOLATION["bubblewrap"])
+    return Backend("process", "", f"{_ISOLATION['process']} Chosen because bubblewrap does not work here: {found.bubblewrap}.")
 
 
-def clean(config: SandboxConfig, prefix: str = "") -> Cleaned:
-    """Remove what killed controllers left of sandboxes whose id starts with `prefix`: processes, cgroups and folders.
+def create(config: SandboxConfig, spec: SandboxSpec, *, gateway: tuple[str, int]) -> Box:
+    """A sandbox that is not started yet. `gateway` is (host, port) as this process reaches it; it must be numeric or local.
 
-    A sandbox whose controller died is removed by its own keeper within moments; this waits for that.
+    Raises SandboxError for a spec that cannot be, ConfigurationError for a backend that cannot be.
     """
-    from whippletree.sandboxes.box import root_of
-
-    removed: list[str] = []
-    alive: list[str] = []
-    for folder in sorted(root_of(config).iterdir()):
-        if folder.name.startswith(prefix) and folder.is_dir():
-            (removed if remove_left(folder) else alive).append(folder.name)
-    return Cleaned(removed=tuple(removed), alive=tuple(alive))
-
-
-def remove_left(folder: Path, *, token: str = "") -> bool:
-    """Remove one sandbox from outside; False when its keeper lives. With the token that it was made with, that keeper is given
-    some time and then killed; a sandbox with another token is left alone."""
-    try:
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        remove_folder(folder)
-        return True
-    try:
-        kept = _kept(folder)
-        if token and (kept is None or kept.token != token):
-            return False
-        if not _locked(lock, _LOCK_SECONDS if token else 1.0):
-            if not token or kept is None:
-                return False
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(kept.keeper, signal.SIGKILL)
-            if not _locked(lock, _LOCK_SECONDS):
-                return False
-        if kept is not None:
-            _kill_marked(folder)
-            cgroups.remove(tuple(path for path in kept.cgroups if cgroups.PREFIX in path), seconds=_LOCK_SECONDS)
-        remove_folder(folder)
-        return True
-    finally:
-        os.close(lock)
-
-
-def _kept(folder: Path) -> Kept | None:
-    try:
-        return msgspec.json.decode((folder / STATE).read_bytes(), type=Kept)
-    except (OSError, msgspec.MsgspecError):
-        return None  # killed before it was written: there is nothing but the folder
-
-
-def _locked(lock: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        else:
-            return True
-
-
-def _kill_marked(folder: Path) -> None:
-    """Kill processes of a process sandbox whose keeper was killed: they carry its name in their environment."""
-    mark = f"{MARK}={folder}".encode()
-    for _ in range(100):
-        found = False
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            try:
-                marked = mark in (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue  # it has ended, or belongs to another user
-            if marked:
-                found = True
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(entry.name), signal.SIGKILL)
-        if not found:
-            return
-        time.sleep(0.01)
+    return build(config, spec, choose(config), gateway=gateway)

@@ -1,0 +1,144 @@
+"""whippletree/loop/batch.py, over a real store"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from loop_parts import Ending, Turn, play, write_attempt
+
+from whippletree.errors import AlignmentError
+from whippletree.learner.config import LearnerConfig
+from whippletree.loop.batch import Batch, advantages_of, build_batch
+from whippletree.store import SqliteStore, open_store
+from whippletree.types import CauseClass, Rollout, RolloutSpec
+
+CONFIG = LearnerConfig(token_budget=40)
+ONE_CALL = [Turn((1, 2, 3), (4, 5), prefix_break="first")]
+TWO_CALLS = [*ONE_CALL, Turn((6,), (7, 8, 9), extends=0)]
+BROKEN = [*ONE_CALL, Turn((30, 31), (7, 8, 9), prefix_break="template")]  # the same five tokens in two samples
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with open_store(tmp_path) as opened:
+        yield opened
+
+
+def spec(name: str) -> RolloutSpec:
+    """Rollout "g0-a" is of group "g0"."""
+    return RolloutSpec(
+        rollout_id=name, group_id=name.split("-")[0], source="s", task_id="t", task_path="/t", harness="h", max_attempts=2
+    )
+
+
+def finished(store: SqliteStore, told: dict[str, tuple[list[Turn], Ending]]) -> list[Rollout]:
+    store.create_rollouts([spec(name) for name in told]).result()
+    play(store, lambda of: told[of.rollout_id])
+    return [store.rollout(name) for name in told]
+
+
+def weight_of(batch: Batch, rollout_id: str) -> float:
+    """Sum over a rollout's trained tokens in the batch's rows."""
+    total = 0.0
+    for row in batch.rows:
+        owner = {number: name.rsplit(".", 1)[0] for number, name in enumerate(row.sample_ids)}
+        for segment, weight in zip(row.segments.tolist(), row.weights.tolist(), strict=True):
+            total += weight if owner.get(segment) == rollout_id else 0.0
+    return round(total, 6)
+
+
+def weights_in(batch: Batch) -> set[float]:
+    """Of single trained tokens."""
+    return {round(weight, 6) for row in batch.rows for weight in row.weights[row.targets].tolist()}
+
+
+def trained_rollouts(batch: Batch) -> list[str]:
+    return sorted(name.rsplit(".", 1)[0] for row in batch.rows for name in row.sample_ids)
+
+
+def test_rollouts_without_an_advantage_are_in_no_row_but_count_in_the_weights(store: SqliteStore):
+    rollouts = finished(
+        store,
+        {"g0-a": (TWO_CALLS, 1.0), "g0-b": (ONE_CALL, 0.0), "g1-a": (ONE_CALL, 1.0), "g1-b": (TWO_CALLS, 1.0)},
+    )
+    batch = build_batch(store, rollouts, CONFIG, policy_version=0)
+    assert trained_rollouts(batch) == ["g0-a", "g0-b"]
+    assert weight_of(batch, "g0-a") == weight_of(batch, "g0-b") == 1 / 4
+    assert (batch.samples, batch.groups_without_signal) == (4, 1)
+    assert weights_in(batch) == {1 / 4 / 5, 1 / 4 / 2}
+
+
+def test_dropping_a_group_changes_no_advantage_of_another(store: SqliteStore):
+    rollouts = finished(store, {"g0-a": (ONE_CALL, 1.0), "g0-b": (ONE_CALL, 0.0), "g1-a": (ONE_CALL, 0.5)})
+    batch = build_batch(store, rollouts, CONFIG, policy_version=0)
+    found = {round(value, 6) for row in batch.rows for value in row.advantages[row.targets].tolist()}
+    expected = advantages_of(rollouts[:2], normalise_std=True).values
+    assert found == {round(value, 6) for value in expected.values()}
+    centred = build_batch(store, rollouts, LearnerConfig(normalise_std=False), policy_version=0)
+    assert {value for row in centred.rows for value in row.advantages[row.targets].tolist()} == {0.5, -0.5}
+
+
+def test_a_failed_rollout_has_no_row_no_vote_and_no_weight(store: SqliteStore):
+    rollouts = finished(
+        store,
+        {"g0-a": (ONE_CALL, 1.0), "g0-b": (TWO_CALLS, 0.0), "g0-c": (TWO_CALLS, CauseClass.SANDBOX), "g0-d": ([], CauseClass.ENGINE)},
+    )
+    batch = build_batch(store, rollouts, CONFIG, policy_version=0)
+    assert trained_rollouts(batch) == ["g0-a", "g0-b"]
+    assert weight_of(batch, "g0-a") == weight_of(batch, "g0-b") == 1 / 2
+    assert advantages_of(rollouts, normalise_std=True).values == advantages_of(rollouts[:2], normalise_std=True).values
+    metrics = batch.metrics()
+    assert (metrics["rollouts"], metrics["failed"], metrics["reward_mean"]) == (4, 2, 0.5)
+    assert batch.causes == {"sandbox": 1, "engine": 1}
+    assert (metrics["calls"], metrics["turns_mean"]) == (3, 1.5)
+
+
+def test_a_rollout_of_two_samples_weighs_like_one_of_one_sample(store: SqliteStore):
+    rollouts = finished(store, {"g0-a": (BROKEN, 1.0), "g0-b": (TWO_CALLS, 0.0)})
+    batch = build_batch(store, rollouts, CONFIG, policy_version=0)
+    assert trained_rollouts(batch) == ["g0-a", "g0-a", "g0-b"]
+    assert weight_of(batch, "g0-a") == weight_of(batch, "g0-b") == 1 / 2
+    assert weights_in(batch) == {1 / 2 / 5}  # five trained tokens each, however they were split
+
+
+def test_staleness_and_prefix_breaks_are_counted_over_calls_with_a_reward(store: SqliteStore):
+    stale = [Turn((1, 2), (3,), prefix_break="first", version=3), Turn((9,), (4,), prefix_break="compaction", version=5)]
+    rollouts = finished(store, {"g0-a": (stale, 1.0), "g0-b": (BROKEN, 0.0), "g0-c": (BROKEN, CauseClass.HARNESS)})
+    metrics = build_batch(store, rollouts, CONFIG, policy_version=5).metrics()
+    assert metrics["prefix_breaks"] == {"compaction": 1, "template": 1}
+    assert (metrics["staleness_mean"], metrics["staleness_max"]) == ((2 + 0 + 5 + 5) / 4, 5)
+
+
+def test_only_the_last_attempts_calls_are_trained(store: SqliteStore):
+    store.create_rollouts([spec("g0-a"), spec("g0-b")]).result()
+    first, other = store.claim("w", 2).result()
+    write_attempt(store, first, TWO_CALLS, CauseClass.HOST_LOST, requeue=True)
+    write_attempt(store, other, ONE_CALL, 0.0)
+    play(store, lambda _: (ONE_CALL, 1.0))
+    batch = build_batch(store, [store.rollout("g0-a"), store.rollout("g0-b")], CONFIG, policy_version=0)
+    assert [call.call_id for call in batch.calls] == ["g0-a/2/0", "g0-b/1/0"]
+    assert sum(int(row.targets.sum()) for row in batch.rows) == 4
+
+
+def test_a_batch_without_signal_has_no_rows_and_no_made_up_numbers(store: SqliteStore):
+    rollouts = finished(store, {"g0-a": (ONE_CALL, 0.0), "g0-b": (ONE_CALL, 0.0), "g1-a": (ONE_CALL, CauseClass.TASK)})
+    batch = build_batch(store, rollouts, CONFIG, policy_version=0)
+    assert batch.rows == []
+    assert (batch.groups_without_signal, batch.metrics()["row_fill"]) == (2, None)
+    empty = build_batch(store, rollouts[2:], CONFIG, policy_version=0).metrics()
+    assert (empty["reward_mean"], empty["turns_mean"], empty["staleness_mean"]) == (None, None, 0.0)
+
+
+def test_rows_keep_to_the_token_budget(store: SqliteStore):
+    rollouts = finished(store, {f"g0-{n}": (TWO_CALLS, float(n % 2)) for n in range(10)})
+    batch = build_batch(store, rollouts, CONFIG, policy_version=0)
+    assert [len(row.sample_ids) for row in batch.rows] == [4, 4, 2]  # nine tokens each, 40 to a row
+    assert batch.fill == pytest.approx(90 / 120)
+
+
+def test_a_rollout_listed_twice_is_refused(store: SqliteStore):
+    rollouts = finished(store, {"g0-a": (ONE_CALL, 1.0)})
+    with pytest.raises(AlignmentError, match="g0-a is listed twice"):
+        build_batch(store, [*rollouts, *rollouts], CONFIG, policy_version=0)

@@ -1,0 +1,75 @@
+"""whippletree/loop/evaluation.py, over a real store"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from loop_parts import Turn, play
+
+from whippletree.errors import ConflictError
+from whippletree.loop.evaluation import Heldout, evaluation_specs, summarise
+from whippletree.loop.groups import progress
+from whippletree.loop.watch import Watch
+from whippletree.store import SqliteStore, open_store
+from whippletree.types import CauseClass, RolloutSpec, Sampling, StepRecord
+
+TASKS = [
+    Heldout(source="s", task_id=f"t{n}", task_path=f"/t/{n}", harness="h", labels={"difficulty": f"depth {1 + n % 2}"})
+    for n in range(4)
+]
+TURN = Turn((1, 2), (3,), prefix_break="first")
+SAMPLING = Sampling(temperature=0.7, max_tokens=9)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with open_store(tmp_path) as opened:
+        yield opened
+
+
+def specs(step: int = 3, samples: int = 1) -> list[RolloutSpec]:
+    return evaluation_specs(TASKS, step=step, samples=samples, sampling=SAMPLING, max_attempts=2)
+
+
+def test_each_task_is_sampled_as_often_as_asked_under_the_runs_sampling():
+    found = specs(samples=2)
+    assert len({spec.rollout_id for spec in found}) == 8
+    assert [spec.task_id for spec in found] == ["t0", "t0", "t1", "t1", "t2", "t2", "t3", "t3"]
+    assert len({spec.group_id for spec in found}) == 4
+    assert {(spec.purpose, spec.step, spec.max_attempts) for spec in found} == {("eval", 3, 2)}
+    assert all(spec.sampling == SAMPLING for spec in found)
+    assert found == specs(samples=2)  # so that a restarted evaluation finds its rollouts again
+    assert not {spec.rollout_id for spec in found} & {spec.rollout_id for spec in specs(step=4, samples=2)}
+
+
+def test_failures_are_counted_apart_and_never_as_wrong_answers(store: SqliteStore):
+    endings = {"t0": 1.0, "t1": 0.0, "t2": CauseClass.SANDBOX, "t3": 0.5}
+    store.create_rollouts(specs()).result()
+    play(store, lambda spec: ([TURN] * (1 + int(spec.task_id[1])), endings[spec.task_id]))
+    line = summarise(store, store.rollouts(), step=3, policy_version=7, seconds=2.0)
+    assert (line.step, line.policy_version, line.seconds) == (3, 7, 2.0)
+    assert (line.valid, line.failed) == (3, 1)
+    assert line.success == pytest.approx(1 / 3)  # half a reward is no success
+    assert line.by_difficulty == {"depth 1": (1, 1), "depth 2": (0, 2)}
+    assert line.turns_mean == pytest.approx((1 + 2 + 4) / 3)
+    assert line.time == max(rollout.updated for rollout in store.rollouts())
+
+
+def test_where_everything_failed_there_is_no_rate(store: SqliteStore):
+    store.create_rollouts(specs()).result()
+    play(store, lambda _: ([TURN], CauseClass.ENGINE))
+    line = summarise(store, store.rollouts(), step=3, policy_version=0, seconds=1.0)
+    assert (line.valid, line.failed, line.success, line.turns_mean, line.by_difficulty) == (0, 4, None, None, {})
+
+
+def test_evaluation_rollouts_are_never_trained(store: SqliteStore):
+    store.create_rollouts(specs()).result()
+    play(store, lambda _: ([TURN], 1.0))
+    watch = Watch(store, "train", stall_limit=1.0)
+    watch.refresh()
+    assert progress(watch.rollouts.values(), []).ready == ()
+    names = tuple(spec.rollout_id for spec in specs())
+    with pytest.raises(ConflictError, match="training rollouts only"):
+        store.plan_step(StepRecord(step=0, rollout_ids=names, policy_version=1)).result()

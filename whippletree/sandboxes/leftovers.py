@@ -1,0 +1,115 @@
+"""Removal of what a killed controller or keeper left: processes, cgroups, folders.
+
+Invariants (tests/sandboxes/test_sandbox_support.py): a sandbox whose keeper lives is left alone; of another nothing is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+
+from whippletree.sandboxes import cgroups
+from whippletree.sandboxes.config import SandboxConfig, root_of
+from whippletree.sandboxes.keeper import LOCK, STATE, Kept, remove_folder
+from whippletree.sandboxes.process import MARK
+from whippletree.types import Struct
+
+_LOCK_SECONDS = 10.0
+
+
+class Cleaned(Struct):
+    """What `clean` did. `alive` sandboxes belong to a controller that lives, and were left alone.
+
+    Example: Cleaned(removed=("s0-1",), alive=())
+    """
+
+    removed: tuple[str, ...] = ()
+    alive: tuple[str, ...] = ()
+
+
+def clean(config: SandboxConfig, prefix: str = "") -> Cleaned:
+    """Remove what killed controllers left of sandboxes whose id starts with `prefix`: processes, cgroups and folders.
+
+    A sandbox whose controller died is removed by its own keeper within moments; this waits for that.
+    """
+    removed: list[str] = []
+    alive: list[str] = []
+    for folder in sorted(root_of(config).iterdir()):
+        if folder.name.startswith(prefix) and folder.is_dir():
+            (removed if remove_left(folder) else alive).append(folder.name)
+    return Cleaned(removed=tuple(removed), alive=tuple(alive))
+
+
+def remove_left(folder: Path, *, token: str = "") -> bool:
+    """Remove one sandbox from outside; False when its keeper lives. With the token that it was made with, that keeper is given
+    some time and then killed; a sandbox with another token is left alone."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        remove_folder(folder)
+        return True
+    try:
+        kept = _kept(folder)
+        if token and (kept is None or kept.token != token):
+            return False
+        if not _locked(lock, _LOCK_SECONDS if token else 1.0):
+            if not token or kept is None:
+                return False
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(kept.keeper, signal.SIGKILL)
+            if not _locked(lock, _LOCK_SECONDS):
+                return False
+        if kept is not None:
+            _kill_marked(folder)
+            cgroups.remove(tuple(path for path in kept.cgroups if cgroups.PREFIX in path), seconds=_LOCK_SECONDS)
+        remove_folder(folder)
+        return True
+    finally:
+        os.close(lock)
+
+
+def _kept(folder: Path) -> Kept | None:
+    try:
+        return msgspec.json.decode((folder / STATE).read_bytes(), type=Kept)
+    except (OSError, msgspec.MsgspecError):
+        return None  # killed before it was written: there is nothing but the folder
+
+
+def _locked(lock: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def _kill_marked(folder: Path) -> None:
+    """Kill processes of a process sandbox whose keeper was killed: they carry its name in their environment."""
+    mark = f"{MARK}={folder}".encode()
+    for _ in range(100):
+        found = False
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                marked = mark in (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has ended, or belongs to another user
+            if marked:
+                found = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(entry.name), signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(0.01)
