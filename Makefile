@@ -43,7 +43,7 @@ test-slow: env  ## the demo at reduced size, kill -9 of every process, docs' com
 	$(BIN)/pytest -m 'slow or chaos'
 
 test-vllm: env-vllm  ## the engine tests against a real vLLM on CPU
-	WHIPPLETREE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -m vllm tests/engines
+	WHIPPLETREE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -m vllm tests/engines tests/demo
 
 lint: env  ## ruff, strict types, import directions
 	$(BIN)/ruff check .

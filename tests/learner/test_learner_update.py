@@ -127,6 +127,17 @@ def test_checkpoints_are_whole_or_absent(small_model: Path, tmp_path: Path):
     assert [path.name for path in checkpoint.in_order(tmp_path)] == ["step-0001", "step-0004", "step-10000"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "keep", "left"),
+    [(4, 5, [1, 2, 3, 4]), (4, 3, [1, 2, 3, 4]), (5, 3, [1, 3, 4, 5]), (3, 1, [1, 3]), (3, 0, [1, 3]), (1, 1, [1])],
+)
+def test_the_first_and_the_newest_checkpoints_are_kept(tmp_path: Path, steps: int, keep: int, left: list[int]):
+    for step in range(1, steps + 1):
+        (tmp_path / f"step-{step:04d}").mkdir()
+    checkpoint.prune(tmp_path, keep=keep)
+    assert [path.name for path in checkpoint.in_order(tmp_path)] == [f"step-{step:04d}" for step in left]
+
+
 def test_published_weights_keep_only_the_newest_version(small_model: Path, tmp_path: Path):
     found = learner(small_model)
     checkpoint.write_weights(found, tmp_path, tokenizer_from=small_model)

@@ -28,9 +28,7 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 def spec(name: str) -> RolloutSpec:
     """Rollout "g0-a" is of group "g0"."""
-    return RolloutSpec(
-        rollout_id=name, group_id=name.split("-")[0], source="s", task_id="t", task_path="/t", harness="h", max_attempts=2
-    )
+    return RolloutSpec(rollout_id=name, group_id=name[:2], source="s", task_id="t", task_path="/t", harness="h", max_attempts=2)
 
 
 def finished(store: SqliteStore, told: dict[str, tuple[list[Turn], Ending]]) -> list[Rollout]:
@@ -83,7 +81,12 @@ def test_dropping_a_group_changes_no_advantage_of_another(store: SqliteStore):
 def test_a_failed_rollout_has_no_row_no_vote_and_no_weight(store: SqliteStore):
     rollouts = finished(
         store,
-        {"g0-a": (ONE_CALL, 1.0), "g0-b": (TWO_CALLS, 0.0), "g0-c": (TWO_CALLS, CauseClass.SANDBOX), "g0-d": ([], CauseClass.ENGINE)},
+        {
+            "g0-a": (ONE_CALL, 1.0),
+            "g0-b": (TWO_CALLS, 0.0),
+            "g0-c": (TWO_CALLS, CauseClass.SANDBOX),
+            "g0-d": ([], CauseClass.ENGINE),
+        },
     )
     batch = build_batch(store, rollouts, CONFIG, policy_version=0)
     assert trained_rollouts(batch) == ["g0-a", "g0-b"]

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from engine_parts import embedded_process
-from loop_parts import World
+from loop_parts import SECRET, World
 
 from whippletree.engines.connect import connect
-from whippletree.engines.embedded.client import EmbeddedEngine
 from whippletree.errors import EngineError, EngineUnavailable, RequestError, WeightMismatch
 from whippletree.gateway.client import GatewayControl
+from whippletree.gateway.keys import control_key
+from whippletree.gateway.wire import HoldReport
 from whippletree.learner.model import load_model, score
 from whippletree.loop.fleet import Fleet
 from whippletree.types import WeightUpdate
@@ -114,27 +115,21 @@ def test_held_releases_when_the_update_raises(world: World):
 class Deaf(GatewayControl):
     """A gateway whose answer to a hold is lost, after it was done."""
 
-    def hold(self, limit: float | None = None):
+    def hold(self, limit: float | None = None) -> HoldReport:
         super().hold(limit)
         raise RequestError("no answer to POST /control/hold", status=503)
 
 
 def test_held_releases_when_the_hold_itself_fails(world: World):
-    control = world.control()
-    control.__class__ = Deaf
-    with fleet_of(world, gateway=control) as fleet:
+    with fleet_of(world, gateway=Deaf(world.gateway_url, control_key(SECRET))) as fleet:
         with pytest.raises(RequestError, match="no answer"), fleet.held():
             raise AssertionError("nothing may run without the hold")
         assert not fleet.gateway.status().held
 
 
-def test_closing_ends_the_thread_and_the_connections(world: World):
+def test_closing_ends_the_thread_and_its_event_loop(world: World):
     with fleet_of(world) as fleet:
         fleet.statuses()
-        names = [thread.name for thread in threading.enumerate()]
-        assert "fleet" in names
+        assert "fleet" in [thread.name for thread in threading.enumerate()]
     assert "fleet" not in [thread.name for thread in threading.enumerate()]
-    engine = fleet.engines[0]
-    assert isinstance(engine, EmbeddedEngine)
-    with pytest.raises(RuntimeError, match="loop is closed"):
-        fleet.statuses()
+    assert fleet._loop.is_closed()

@@ -45,7 +45,12 @@ def test_a_group_is_one_task_under_one_harness():
 
 def rollout(group: int, member: int, state: RolloutState, updated: float) -> Rollout:
     spec = RolloutSpec(
-        rollout_id=f"{group_id(group)}-m{member}", group_id=group_id(group), source="a", task_id="t", task_path="/t", harness="h"
+        rollout_id=f"{group_id(group)}-m{member}",
+        group_id=group_id(group),
+        source="a",
+        task_id="t",
+        task_path="/t",
+        harness="h",
     )
     return Rollout(spec=spec, state=state, created=0.0, updated=updated)
 

@@ -62,7 +62,15 @@ def test_a_rate_over_nothing_is_null_not_zero():
 
 def test_evaluation_lines_round_trip(tmp_path: Path):
     line = EvalMetrics(
-        step=0, policy_version=0, time=1.0, valid=4, failed=1, success=0.25, turns_mean=2.0, by_difficulty={"d": (1, 4)}, seconds=2.0
+        step=0,
+        policy_version=0,
+        time=1.0,
+        valid=4,
+        failed=1,
+        success=0.25,
+        turns_mean=2.0,
+        by_difficulty={"d": (1, 4)},
+        seconds=2.0,
     )
     Log(tmp_path).append("eval", line)
     assert Log(tmp_path).evals() == [line]
@@ -78,6 +86,21 @@ def test_services_round_trip_and_a_missing_file_says_what_to_do(tmp_path: Path):
     layout.services_file.write_bytes(b"{")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         layout.read_services()
+
+
+def test_every_path_of_a_run_is_below_its_directory(tmp_path: Path):
+    layout = Layout(tmp_path)
+    paths = [getattr(layout, name) for name, kind in vars(Layout).items() if isinstance(kind, property)]
+    paths += [layout.log("engine"), layout.ready("engine")]
+    assert len(set(paths)) == len(paths) >= 10
+    assert all(tmp_path in path.parents for path in paths)
+
+
+def test_a_line_is_on_disk_once_it_is_appended_and_the_last_one_of_a_step_is_read_by_others(tmp_path: Path):
+    writer, reader = Log(tmp_path), Log(tmp_path)
+    for reward in (0.1, 0.7):
+        writer.append("metrics", step(0, reward))
+        assert [line.reward_mean for line in reader.steps()] == [reward]
 
 
 def test_the_newest_weights_are_found_by_number(tmp_path: Path):

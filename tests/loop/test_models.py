@@ -41,7 +41,7 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_directory_without_a_model_is_refused_with_the_next_step(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="has no config.json") as raised:
+    with pytest.raises(ConfigurationError, match=r"has no config\.json") as raised:
         prepare_model(DirectoryModel(path=str(tmp_path)), seed=1, cache=tmp_path)
     assert raised.value.next_step == "give a Hugging Face model directory"
 

@@ -17,16 +17,17 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
+def text(task: str) -> bytes:
+    """What the agent sees of a task."""
+    return (Path(task) / "instruction.md").read_bytes() + b"".join(contents(Path(task) / "environment").values())
+
+
 def test_no_task_of_a_family_is_in_both_sets(tmp_path: Path):
     source, heldout = resolve("trail", TRAIL, "mini-swe-agent", 2.0, tmp_path)
     assert len(source.tasks) == 8
     assert len(heldout) == 4
     assert not {task_id for task_id, _ in source.tasks} & {held.task_id for held in heldout}
-    texts = [
-        {(Path(path) / "instruction.md").read_bytes() + b"".join(contents(Path(path) / "environment").values()) for path in paths}
-        for paths in ([path for _, path in source.tasks], [held.task_path for held in heldout])
-    ]
-    assert not texts[0] & texts[1]
+    assert not {text(path) for _, path in source.tasks} & {text(held.task_path) for held in heldout}
 
 
 def test_a_source_carries_its_harness_its_share_and_its_tasks_labels(tmp_path: Path):
@@ -50,9 +51,8 @@ def test_writing_a_family_twice_gives_the_same_directories(tmp_path: Path):
 def test_task_directories_on_disk_are_a_source_too(tmp_path: Path):
     task_directories(TRAIL, "trail", tmp_path)
     root = tmp_path / "tasks" / "trail"
-    source, heldout = resolve(
-        "mine", DirectoryTasks(train=str(root / "train"), heldout=str(root / "heldout")), "mini-swe-agent", 1.0, tmp_path / "run"
-    )
+    tasks = DirectoryTasks(train=str(root / "train"), heldout=str(root / "heldout"))
+    source, heldout = resolve("mine", tasks, "mini-swe-agent", 1.0, tmp_path / "run")
     assert (len(source.tasks), len(heldout)) == (8, 4)
     assert not (tmp_path / "run").exists()  # nothing is written
 

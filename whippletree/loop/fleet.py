@@ -28,6 +28,7 @@ from whippletree.types import EngineStatus, WeightUpdate
 T = TypeVar("T")
 
 RETRY_SECONDS = 0.2
+CLOSE_SECONDS = 5.0
 
 
 class Fleet:
@@ -52,7 +53,8 @@ class Fleet:
         except TimeoutError as error:
             future.cancel()
             raise EngineUnavailable(
-                f"no answer of the engines within {self.limit:g} s", "look at logs/engine.log, then `whippletree train --resume`"
+                f"no answer of the engines within {self.limit:g} s",
+                "look at logs/engine.log, then `whippletree train --resume`",
             ) from error
 
     @contextmanager
@@ -101,8 +103,10 @@ class Fleet:
         return self._wait(self._on_all(lambda engine: engine.status()))
 
     def close(self) -> None:
-        """Close connections."""
+        """Close connections and end the thread."""
         for engine in self.engines:
             self._wait(engine.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()

@@ -1,6 +1,6 @@
 """The learner process: open the record, restore, run the loop, write the summary.
 
-    SIGTERM ─► stop at the next point between two polls ─► checkpoint is on disk already (one per update) ─► exit
+    SIGTERM ─► stop at once, wherever the loop is ─► release the hold, close ─► exit; a resume replays what no checkpoint holds
 Invariants (tests/loop/test_learning.py):
 - the summary is written last, and says `complete` only when every update was made;
 - a loop that is stopped leaves a run that resumes;
