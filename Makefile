@@ -59,7 +59,8 @@ bench: env  ## ratios against baselines taken in the same run; each ends with on
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/demo.py
 
-docs: env  ## run the documentation's commands and check its settings
+docs: env  ## write the configuration page, run the documentation's commands and check its settings
+	$(BIN)/python -m whippletree.ui.configuration_page > docs/configuration.md
 	$(BIN)/pytest tests/docs
 
 clean:  ## remove environments, caches and runs

@@ -15,8 +15,9 @@ MODULES = sorted(path for path in (ROOT / "whippletree").rglob("*.py") if "Invar
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_named_tests_exist(path: Path):
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    named = re.findall(r"tests/[\w/]+(?:\.py)?", text[text.index("Invariants (") :].split(")", 1)[0])
-    named += [f"{Path(named[0]).parent}/{name}" for name in re.findall(r"(?<![\w/])test_\w+\.py", text.split("Invariants (")[1].split(")", 1)[0])]
+    where = text.split("Invariants (", 1)[1].split(")", 1)[0]
+    named = re.findall(r"tests/[\w/]+(?:\.py)?", where)
+    named += [f"{Path(named[0]).parent}/{name}" for name in re.findall(r"(?<![\w/])test_\w+\.py", where)]
     assert named, "name the test file, as in: Invariants (tests/room/test_module.py)"
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing

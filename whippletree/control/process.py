@@ -24,6 +24,7 @@ from whippletree.control.controller import Controller
 from whippletree.control.launch import Launchers
 from whippletree.control.seal import GatewaySealer
 from whippletree.errors import ConfigurationError, WhippletreeError
+from whippletree.files import write_json
 from whippletree.gateway.keys import control_key, load_secret
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.store import open_store
@@ -120,22 +121,13 @@ async def _serve(controller: Controller, spec: ControllerSpec, stop: asyncio.Eve
         await asyncio.wait({work, started}, return_when=asyncio.FIRST_COMPLETED)
         if started.done() and spec.ready_file:
             hosts = sum(pool.config.hosts for pool in controller.parts.launchers.pools)
-            _write_ready(
-                Path(spec.ready_file), ControllerReady(pid=os.getpid(), hosts=hosts, concurrency=controller.concurrency)
-            )
+            write_json(Path(spec.ready_file), ControllerReady(pid=os.getpid(), hosts=hosts, concurrency=controller.concurrency))
         await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         controller.stop()
         stopped.cancel()
         started.cancel()
         await work
-
-
-def _write_ready(path: Path, ready: ControllerReady) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(msgspec.json.encode(ready))
-    draft.replace(path)
 
 
 def main(argv: list[str]) -> int:

@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from whippletree.errors import ConfigurationError
+from whippletree.files import write_json
 from whippletree.gateway.app import build_app
 from whippletree.gateway.config import GatewayConfig
 from whippletree.gateway.dialects.chat import ChatDialect
@@ -83,7 +84,7 @@ async def serve(
     """Serve until `stop` is set (or for ever). `ready_file` gets a ReadyFile as JSON once requests are answered."""
     async with serving(config, parts) as port:
         if ready_file is not None:
-            write_ready_file(ready_file, ReadyFile(port=port, pid=os.getpid()))
+            write_json(ready_file, ReadyFile(port=port, pid=os.getpid()))
         await (stop or asyncio.Event()).wait()
 
 
@@ -104,10 +105,3 @@ def run(config: GatewayConfig, parts: Callable[[], Parts], *, ready_file: Path |
             made.store.close()
 
     uvloop.run(main())
-
-
-def write_ready_file(path: Path, ready: ReadyFile) -> None:
-    """Write it whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(msgspec.json.encode(ready))
-    draft.replace(path)

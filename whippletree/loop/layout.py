@@ -7,13 +7,13 @@ Invariants (tests/loop/test_loop_metrics.py):
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from whippletree.errors import ConfigurationError
+from whippletree.files import write_json
 from whippletree.types import Struct
 
 
@@ -102,15 +102,4 @@ class Layout:
 
     def write_services(self, services: Services) -> None:
         """Write atomically."""
-        write_atomically(self.services_file, msgspec.json.format(msgspec.json.encode(services)))
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write beside, sync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+        write_json(self.services_file, services)

@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-import msgspec
-
 from whippletree.errors import ConfigurationError
+from whippletree.files import write_json
 from whippletree.gateway.client import GatewayControl
 from whippletree.gateway.keys import control_key, load_secret
 from whippletree.learner.learner import Learner
@@ -26,7 +25,7 @@ from whippletree.loop.engine import connect_engine
 from whippletree.loop.evaluation import Heldout
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.groups import SourceTasks
-from whippletree.loop.layout import Layout, Services, write_atomically
+from whippletree.loop.layout import Layout, Services
 from whippletree.loop.metrics import Log, Summary
 from whippletree.loop.models import check_family
 from whippletree.loop.run import Run
@@ -79,7 +78,7 @@ def learn(config: RunConfig, layout: Layout) -> None:
         LOOPS[config.loop.kind](run)
         run.log.to_parquet()
         summary = summarise(config, services, store, run.log, complete=True)
-        write_atomically(layout.summary, msgspec.json.format(msgspec.json.encode(summary)))
+        write_json(layout.summary, summary)
     finally:
         fleet.close()
         store.close()

@@ -15,7 +15,8 @@ from typing import Any
 
 import jinja2
 
-from whippletree.loop.layout import Layout, write_atomically
+from whippletree.files import write_atomically
+from whippletree.loop.layout import Layout
 from whippletree.protocols import Store
 from whippletree.store import open_store
 from whippletree.types import Rollout

@@ -21,6 +21,7 @@ from whippletree.configuration import convert, field_docs
 from whippletree.engines.embedded.config import EmbeddedConfig
 from whippletree.engines.embedded.server import EmbeddedServer
 from whippletree.errors import ConfigurationError, WhippletreeError
+from whippletree.files import write_json
 from whippletree.types import Struct
 
 PARENT_CHECK_SECONDS = 0.5
@@ -92,7 +93,7 @@ async def _serve(config: EmbeddedConfig, ready_file: Path | None, parent: int) -
         await site.start()
         port = int(runner.addresses[0][1])
         if ready_file is not None:
-            _announce(ready_file, Ready(host=config.host, port=port, pid=os.getpid()))
+            write_json(ready_file, Ready(host=config.host, port=port, pid=os.getpid()))
         sys.stdout.write(f"embedded engine serves {config.model} on http://{config.host}:{port}\n")
         sys.stdout.flush()
         await _until_told(parent)
@@ -115,13 +116,6 @@ async def _until_told(parent: int) -> None:
             await asyncio.wait_for(told.wait(), PARENT_CHECK_SECONDS if parent else None)
         except TimeoutError:
             continue
-
-
-def _announce(path: Path, ready: Ready) -> None:
-    """Write the ready file in one rename, so that a reader sees all of it or nothing."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(msgspec.json.encode(ready))
-    temporary.replace(path)
 
 
 if __name__ == "__main__":
