@@ -236,14 +236,24 @@ def test_every_setting_is_an_option_and_a_wrong_one_is_named(capsys: pytest.Capt
     assert "dtype" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--model", "/nowhere"], ["--model", "MODEL", "--context", "999999"], ["--model", "MODEL", "--slots", "0"]]
-)
+@pytest.mark.parametrize("arguments", [["--model", "/nowhere"], ["--model", "MODEL", "--slots", "0"]])
 def test_a_model_that_cannot_be_served_is_one_line_and_status_1(
     models: Callable[[str], Models], capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     assert main([models("llama").old if argument == "MODEL" else argument for argument in arguments]) == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+async def test_a_context_beyond_the_models_own_is_lowered_to_it(models: Callable[[str], Models]) -> None:
+    server = EmbeddedServer(EmbeddedConfig(model=models("llama").old, context=999_999, slots=2))
+    try:
+        async with TestClient(TestServer(server.app())) as client:
+            card = (await (await client.get("/v1/models")).json())["data"][0]
+            status = await (await client.get("/status")).json()
+    finally:
+        await server.close()
+    limit = json.loads((Path(models("llama").old) / "config.json").read_text())["max_position_embeddings"]
+    assert card["max_model_len"] == status["context_length"] == limit
 
 
 async def test_no_model_is_a_configuration_error() -> None:
