@@ -23,7 +23,13 @@ from whippletree.loop.metrics import Log
 from whippletree.ui.data import Breakdown, read_run
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = ("loop.groups_per_step=2", "loop.group_size=4", "loop.groups_in_flight=2", "control.concurrency=8")
+SMALL = (
+    "loop.groups_per_step=2",
+    "loop.group_size=4",
+    "loop.groups_in_flight=2",
+    "control.concurrency=8",
+    "sources.0.tasks.family={train = 64, heldout = 4}",
+)
 
 
 def run(directory: Path, *settings: str) -> Path:
@@ -56,7 +62,7 @@ def main() -> None:
     parser.add_argument("--small-steps", type=int, default=3, help="updates of the two small runs")
     arguments = parser.parse_args()
     print(f"machine: {platform.machine()}, {platform.system()}, Python {platform.python_version()}")
-    print(f"workload: examples/demo.toml with {arguments.steps} updates of 8 groups of 8; launch modes with 2 groups of 4")
+    print(f"workload: examples/demo.toml with {arguments.steps} updates; launch modes with 2 groups of 4")
     with tempfile.TemporaryDirectory(prefix="whippletree-bench-") as scratch:
         folder = Path(scratch)
         large, small = f"loop.steps={arguments.steps}", f"loop.steps={arguments.small_steps}"
