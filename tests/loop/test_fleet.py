@@ -15,6 +15,7 @@ from engine_parts import embedded_process
 from loop_parts import SECRET, World
 
 from whippletree.engines.connect import connect
+from whippletree.engines.scripted import Faults, ScriptedEngine
 from whippletree.errors import EngineError, EngineUnavailable, RequestError, WeightMismatch
 from whippletree.gateway.client import GatewayControl
 from whippletree.gateway.keys import control_key
@@ -133,3 +134,17 @@ def test_closing_ends_the_thread_and_its_event_loop(world: World):
         assert "fleet" in [thread.name for thread in threading.enumerate()]
     assert "fleet" not in [thread.name for thread in threading.enumerate()]
     assert fleet._loop.is_closed()
+
+
+def test_engines_are_graded_by_measurement(world: World):
+    with fleet_of(world) as fleet:
+        assert [(report.grade, report.logprobs) for report in fleet.probe(0.7)] == [("tokens", "processed")]
+
+
+def test_an_engine_without_logprobs_is_not_trained_on(world: World):
+    fleet = Fleet(world.control(), [ScriptedEngine(faults=Faults(no_logprobs=True))])
+    try:
+        with pytest.raises(EngineError, match="can be evaluated but not trained on"):
+            fleet.probe(1.0)
+    finally:
+        fleet.close()

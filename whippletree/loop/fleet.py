@@ -6,6 +6,7 @@
 Publishing blocks on each engine's swap (its HTTP request has a limit) and on the check; holding blocks on the calls in flight
 (the gateway has a limit). A mismatch raises WeightMismatch: the run must not sample from unknown weights.
 Invariants (tests/loop/test_fleet.py):
+- only engines that return ids and logprobs at the run's temperature, as measured, are trained on;
 - after `publish` every replica serves the learner's version, or an error was raised;
 - `held` always releases, also when the update or the hold itself fails;
 - an engine that does not answer is waited for, and given up after `patience`.
@@ -19,11 +20,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from whippletree.engines.probe import check_weights
-from whippletree.errors import EngineUnavailable
+from whippletree.engines.probe import check_weights, probe_engine
+from whippletree.errors import EngineError, EngineUnavailable
 from whippletree.gateway.client import GatewayControl
 from whippletree.protocols import Engine
-from whippletree.types import EngineStatus, WeightUpdate
+from whippletree.types import EngineReport, EngineStatus, WeightUpdate
 
 T = TypeVar("T")
 
@@ -97,6 +98,22 @@ class Fleet:
         Raises WeightMismatch above `tolerance`.
         """
         return max(self._wait(self._on_all(lambda engine: check_weights(engine, token_ids, expected, tolerance))))
+
+    def probe(self, temperature: float) -> list[EngineReport]:
+        """Grade every replica by measurement. Raises EngineError for one that cannot be trained on at this temperature."""
+        reports = self._wait(self._on_all(probe_engine))
+        for report in reports:
+            if report.grade != "tokens":
+                raise EngineError(
+                    f"an engine is graded {report.grade!r}, which can be evaluated but not trained on: {report.detail}",
+                    "use an engine that returns the ids and logprobs of what it sampled",
+                )
+            if report.logprobs == "raw" and temperature != 1.0:
+                raise EngineError(
+                    f"an engine returns raw logprobs, but the run samples at temperature {temperature:g}: {report.detail}",
+                    "start it with processed logprobs (vLLM: --logprobs-mode processed_logprobs), or sample at temperature 1",
+                )
+        return reports
 
     def statuses(self) -> list[EngineStatus]:
         """What each replica says of itself. Raises EngineUnavailable."""

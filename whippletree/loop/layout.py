@@ -69,6 +69,11 @@ class Layout:
         return self.directory / "summary.json"
 
     @property
+    def engines(self) -> Path:
+        """What the engines were graded when the run began."""
+        return self.directory / "engines.json"
+
+    @property
     def attempts(self) -> Path:
         """Files of attempts: trajectories that harnesses write."""
         return self.directory / "attempts"

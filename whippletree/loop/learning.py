@@ -32,8 +32,18 @@ from whippletree.loop.run import Run
 from whippletree.loop.sources import TrailTasks, resolve
 from whippletree.protocols import Store
 from whippletree.store import open_store
+from whippletree.types import EngineReport, Struct
 
 LOOPS = {"synchronous": synchronous.train, "collocated": collocated.train}
+
+
+class Probed(Struct):
+    """What the engines were graded when the run began, `engines.json`.
+
+    Example: Probed(engines=(EngineReport(grade="tokens", logprobs="processed", detail="8 tokens agree with their scores"),))
+    """
+
+    engines: tuple[EngineReport, ...]
 
 
 def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks], list[Heldout]]:
@@ -75,6 +85,7 @@ def learn(config: RunConfig, layout: Layout) -> None:
     )
     try:
         run.restore()
+        write_json(layout.engines, Probed(engines=tuple(fleet.probe(config.sampling.temperature))))
         LOOPS[config.loop.kind](run)
         run.log.to_parquet()
         summary = summarise(config, services, store, run.log, complete=True)
