@@ -197,3 +197,15 @@ def test_nothing_that_is_shown_can_drive_the_terminal(tmp_path: Path):
         assert "\u202e" not in written
         assert r"\x1b]0;owned" in written
         assert ":smile:" in written
+
+
+def test_how_attempts_are_isolated_stays_visible(tmp_path: Path):
+    sentence = "process: NO isolation; commands run as this user on this machine"
+    screen = Screen(200)
+    with RunView(tmp_path, 10, console=screen.console, activity=dict) as view:
+        view.isolate(sentence)
+        view.say("running")
+        shown = "\n".join(drawn(view, 100))
+    assert any(sentence in line for line in screen.lines)
+    assert "NO isolation" in shown
+    assert "running" in shown

@@ -78,7 +78,7 @@ def _run(arguments: argparse.Namespace, more: tuple[str, ...]) -> int:
         else:
             _move(layout)
         services = layout.read_services()
-        view.say(services.isolation)
+        view.isolate(services.isolation)
         _supervise(config, layout, view)
         view.say("finished")
     return _finish(layout, console)

@@ -76,6 +76,7 @@ class RunView:
         self.printed_steps = {line.step for line in self.log.steps()}
         self.printed_evals = {line.step for line in self.log.evals()}
         self.stage = "starting"
+        self.isolation = ""
         self._live: Live | None = None
 
     def __enter__(self) -> RunView:
@@ -132,6 +133,11 @@ class RunView:
 
     # --- panel -------------------------------------------------------------------------------------------------------
 
+    def isolate(self, sentence: str) -> None:
+        """How attempts are isolated; it stays on the panel."""
+        self.isolation = printable(sentence)
+        self.say(sentence)
+
     def render(self) -> RenderableType:
         """The panel, in the console's width."""
         steps, evals = self.log.steps(), self.log.evals()
@@ -143,6 +149,9 @@ class RunView:
         table.add_column(width=room, overflow="fold")
         table.add_column(width=RIGHT_WIDTH, no_wrap=True)
         table.add_row("now", Text(self.stage), "")
+        if self.isolation:
+            style = "bold red" if "NO isolation" in self.isolation else ""
+            table.add_row("sandboxes", Text(self.isolation, style=style), "")
         if self.total:
             table.add_row("updates", ProgressBar(total=self.total, completed=done, width=room), f"{done} of {self.total}")
         own = [line for line in steps if line.time >= self.started_at and not line.replayed]
