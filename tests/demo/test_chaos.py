@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import demo_parts as parts
@@ -25,8 +27,31 @@ SETTINGS = (
 )
 
 
+@pytest.fixture
+def started() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+    """Starts runs that do not outlive a test that failed."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(directory: Path) -> subprocess.Popen[str]:
+        processes.append(parts.start(directory, *SETTINGS))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(90)
+
+
 def children(pid: int) -> list[int]:
-    return [int(text) for task in Path(f"/proc/{pid}/task").iterdir() for text in (task / "children").read_text().split()]
+    """Child processes; processes come and go while this looks."""
+    found = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(text) for text in (task / "children").read_text().split()]
+    except OSError:
+        pass
+    return found
 
 
 def descendants(pid: int) -> list[int]:
@@ -36,9 +61,9 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def test_each_process_may_be_killed_in_mid_run(tmp_path: Path):
+def test_each_process_may_be_killed_in_mid_run(tmp_path: Path, started: Callable[[Path], subprocess.Popen[str]]):
     directory = tmp_path / "run"
-    process = parts.start(directory, *SETTINGS)
+    process = started(directory)
     for number, name in enumerate(("engine", "gateway", "pool_host", "learner", "controller"), start=1):
         parts.wait_for(lambda number=number: parts.updates(directory) >= number, process, directory)
         own = set(descendants(process.pid))
@@ -54,9 +79,9 @@ def test_each_process_may_be_killed_in_mid_run(tmp_path: Path):
     parts.assert_trained_once(directory, STEPS)
 
 
-def test_a_killed_run_leaves_nothing_and_resumes(tmp_path: Path):
+def test_a_killed_run_leaves_nothing_and_resumes(tmp_path: Path, started: Callable[[Path], subprocess.Popen[str]]):
     directory = tmp_path / "run"
-    process = parts.start(directory, *SETTINGS)
+    process = started(directory)
     parts.wait_for(lambda: parts.updates(directory) >= 3, process, directory)
     own = descendants(process.pid)
     os.kill(process.pid, signal.SIGKILL)
@@ -70,9 +95,9 @@ def test_a_killed_run_leaves_nothing_and_resumes(tmp_path: Path):
     parts.assert_trained_once(directory, STEPS)
 
 
-def test_ctrl_c_stops_cleanly_and_the_run_resumes(tmp_path: Path):
+def test_ctrl_c_stops_cleanly_and_the_run_resumes(tmp_path: Path, started: Callable[[Path], subprocess.Popen[str]]):
     directory = tmp_path / "run"
-    process = parts.start(directory, *SETTINGS)
+    process = started(directory)
     parts.wait_for(lambda: parts.updates(directory) >= 2, process, directory)
     own = descendants(process.pid)
     process.send_signal(signal.SIGINT)
