@@ -44,17 +44,20 @@ class Watch:
             self._cursor = max(self._cursor, rollout.updated)
         return changed
 
-    def until(self, condition: Callable[[], bool], *, tick: Callable[[], None] | None = None) -> None:
-        """Poll until `condition` holds. Raises StoreError when nothing moved for `stall_limit` seconds."""
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Poll until `condition`, which depends on the rollouts alone, holds; it is asked again only when one has changed.
+
+        Raises StoreError when nothing moved for `stall_limit` seconds.
+        """
         moved = time.monotonic()
         self.refresh()
-        while not condition():
+        holds = condition()
+        while not holds:
             time.sleep(POLL_SECONDS)
             if self.refresh():
                 moved = time.monotonic()
-                if tick is not None:
-                    tick()
-            if time.monotonic() - moved > self.stall_limit:
+                holds = condition()
+            elif time.monotonic() - moved > self.stall_limit:
                 raise StoreError(
                     f"no {self.purpose} rollout changed for {self.stall_limit:.0f} s; unfinished: {_names(self.unfinished())}",
                     "is the controller alive? see logs/controller.log in the run directory",
