@@ -16,7 +16,8 @@ from whippletree.engines.config import EngineConfig
 from whippletree.engines.connect import connect
 from whippletree.gateway import dialects
 from whippletree.gateway.dialects import ReplyHead
-from whippletree.gateway.dialects.chat import ChatDialect
+from whippletree.gateway.dialects.registry import DIALECTS
+from whippletree.gateway.routing import StickyRouter
 from whippletree.harnesses import NAMES, load_harness
 from whippletree.loop.engine import connect_engine
 from whippletree.protocols import SandboxSpec
@@ -44,21 +45,25 @@ def sandbox(_: Path) -> Any:
     return create(SandboxConfig(kind="process"), SandboxSpec(sandbox_id="s"), gateway=("127.0.0.1", 1))
 
 
-def chat_stream(_: Path) -> Any:
-    return ChatDialect().stream(ReplyHead(call_id="c", model="policy", created=1), include_usage=False)
+def stream_of(dialect: dialects.Dialect) -> Any:
+    return dialect.stream(ReplyHead(call_id="c", model="policy", created=1))
 
 
 Make = Callable[[Path], Any]
 
 
-def engine(kind: str) -> Make:
+def engine(kind: str, **settings: str) -> Make:
     """The client that the loop makes for this kind of [engine]."""
-    config = msgspec.convert({"kind": kind}, EngineConfig)
+    config = msgspec.convert({"kind": kind, **settings}, EngineConfig)
     return lambda _: connect_engine(config, "http://127.0.0.1:1")
 
 
 SHIPPED: list[tuple[type, str, Make]] = [
-    *((protocols.Engine, kind, engine(kind)) for kind in ("embedded", "vllm", "scripted")),
+    *((protocols.Engine, kind, engine(kind)) for kind in ("embedded", "vllm", "sglang", "scripted")),
+    (protocols.Engine, "hosted", engine("hosted", base_url="http://127.0.0.1:1/v1", model="m")),
+    *((protocols.ChatEngine, kind, engine(kind)) for kind in ("vllm", "sglang")),
+    (protocols.ChatEngine, "hosted", engine("hosted", base_url="http://127.0.0.1:1/v1", model="m")),
+    (protocols.Router, "sticky", lambda _: StickyRouter()),
     (protocols.Engine, "completions", lambda _: connect("completions", "http://127.0.0.1:1")),
     (protocols.Renderer, "chat", renderer),
     (protocols.StreamParser, "turn", lambda directory: renderer(directory).parser(())),
@@ -66,8 +71,8 @@ SHIPPED: list[tuple[type, str, Make]] = [
     (protocols.PayloadStore, "segments", SegmentPayloadStore),
     (protocols.Sandbox, "box", sandbox),
     *((protocols.PoolHarness, name, lambda _, name=name: load_harness(name)) for name in NAMES),
-    (dialects.Dialect, "chat", lambda _: ChatDialect()),
-    (dialects.StreamWriter, "chat", chat_stream),
+    *((dialects.Dialect, name, lambda _, name=name: DIALECTS[name]) for name in DIALECTS),
+    *((dialects.StreamWriter, name, lambda _, name=name: stream_of(DIALECTS[name])) for name in DIALECTS),
 ]
 
 

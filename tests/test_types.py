@@ -42,6 +42,7 @@ SIMPLE = {
     int: whole,
     float: numbers,
     bool: st.booleans(),
+    bytes: st.binary(max_size=8),
     Any: anything,
     object: anything,
     type(None): st.none(),

@@ -59,7 +59,11 @@ class EngineError(WhippletreeError):
 
 
 class EngineUnavailable(EngineError):
-    """An engine does not answer now; a retry may help."""
+    """An engine does not answer now; a retry may help, not before `retry_after` seconds where the engine asked for that."""
+
+    def __init__(self, cause: str, next_step: str = "", *, retry_after: float = 0.0) -> None:
+        super().__init__(cause, next_step)
+        self.retry_after = retry_after
 
 
 class ContextOverflow(EngineError):

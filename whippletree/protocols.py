@@ -2,7 +2,8 @@
 
 | protocol | what a user writes one for | where it is named |
 |---|---|---|
-| Engine | another inference server | [engine] |
+| Engine, ChatEngine | another inference server | [engine] |
+| Router | another choice of replica | [gateway] router |
 | Renderer | another chat format | [rendering] |
 | Store, PayloadStore | another database | [store] |
 | Sandbox | another machine for an attempt | [sandbox] |
@@ -17,16 +18,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
+
+import msgspec
 
 from whippletree.types import (
     Attempt,
     Call,
     CallPayload,
+    ChatTurn,
     EngineReport,
     EngineStatus,
     Event,
     GenerateRequest,
+    Int32,
     Message,
     ParsedMessage,
     PayloadKey,
@@ -89,6 +94,41 @@ class Engine(Protocol):
         ...
 
 
+class ReplicaView(Struct):
+    """What routing knows of a replica. `down_until` is in seconds of a monotonic clock; `open` is false while its circuit
+    breaker keeps calls away.
+
+    Example: ReplicaView(place=0, name="vllm-0", in_flight=3, down_until=0.0)
+    """
+
+    place: int
+    name: str = ""
+    in_flight: int = 0
+    down_until: float = 0.0
+    open: bool = True
+
+
+class RoutedCall(Struct):
+    """What routing knows of a call: its rollout, the replica that has its prefix (-1: none), its lengths in tokens.
+
+    Example: RoutedCall(rollout_id="s0003-g02-m5", preferred=1, prompt_tokens=4096, shared_tokens=4000)
+    """
+
+    rollout_id: str
+    preferred: int = -1
+    prompt_tokens: int = 0
+    shared_tokens: int = 0
+
+
+@runtime_checkable
+class Router(Protocol):
+    """Which replica a call goes to: a pure policy over plain values."""
+
+    def choose(self, replicas: Sequence[ReplicaView], call: RoutedCall, now: float) -> int | None:
+        """The place of the replica to use; None when none may be asked now. `now` is in seconds of a monotonic clock."""
+        ...
+
+
 # --- rendering -------------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +147,12 @@ class StreamDelta(Struct):
 
 
 class StreamParser(Protocol):
-    """Incremental parse of one sampled turn. Joined deltas equal what `finish` returns, for any split of the ids."""
+    """Incremental parse of one sampled turn. Joined deltas equal what `finish` returns, for any split of the ids.
+
+    `stopped` is the stop string that was met ("" so far): what is fed after it is ignored, and sampling should end.
+    """
+
+    stopped: str
 
     def feed(self, token_ids: Sequence[int]) -> list[StreamDelta]:
         """Deltas that these further ids settle; text that may still turn into a mark is held back."""
@@ -118,9 +163,56 @@ class StreamParser(Protocol):
         ...
 
 
+class ChatChunk(Struct):
+    """A piece of the answer of an engine's own chat endpoint. The last chunk has a finish reason and the engine's own counts.
+
+    `prompt_ids` (first chunk) and `token_ids` with `logprobs` only from engines that give them (grade "tokens"); `deltas` are
+    what the engine parsed, and are left empty where ids are given.
+
+    Example: ChatChunk(deltas=(StreamDelta(content="hel"),))
+    """
+
+    deltas: tuple[StreamDelta, ...] = ()
+    prompt_ids: list[int] = []
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    policy_version: int = 0
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"] | None = None
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@runtime_checkable
+class ChatEngine(Protocol):
+    """An engine with a chat endpoint of its own: messages in, deltas (and ids, where it can) out.
+
+    Raises what Engine raises. An engine that offers this alone is graded below "tokens".
+    """
+
+    name: str
+
+    def chat(self, turn: ChatTurn) -> AsyncIterator[ChatChunk]:
+        """Sample one turn under the engine's own template. Closing the iterator early aborts the request in the engine."""
+        ...
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """The recorded ids that a new request goes on from. Shapes: prompt [P], sampled [S].
+
+    `text`: the exact bytes that prompt and sampled ids stand for (Renderer.to_bytes). `messages`: how many of the request's
+    messages are the recorded ones, the sampled turn included.
+    """
+
+    prompt: Int32
+    sampled: Int32
+    text: bytes
+    messages: int
+
+
 @runtime_checkable
 class Renderer(Protocol):
-    """messages ⇄ tokens for one model family."""
+    """messages ⇄ tokens for one model family. Safe to use from several threads."""
 
     stop_token_ids: list[int]
 
@@ -128,13 +220,23 @@ class Renderer(Protocol):
         """Prompt ids with the generation prompt at the end. Raises RequestError when the template refuses the messages."""
         ...
 
-    def bridge(self, recorded: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
-        """Prompt ids that start with the recorded ids (a call's prompt + sampled ids) and whose text is what `render` gives;
-        None when re-rendering would give another text (then the prefix is broken and `render` is used)."""
+    def bridge(self, recorded: Recorded, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+        """The ids that follow the recorded ones, such that the text of both is what `render` gives; None when re-rendering
+        would give another text (then the prefix is broken and `render` is used)."""
         ...
 
-    def parser(self, tools: Sequence[ToolSpec]) -> StreamParser:
-        """A fresh parser for one sampled turn."""
+    def forced(self, tools: Sequence[ToolSpec], name: str) -> list[int]:
+        """Ids to put after the prompt so that the turn is a call of the tool `name` ("": of any tool); [] where the format
+        has no such beginning. They are fed to the turn's parser before its sampled ids."""
+        ...
+
+    def parser(self, tools: Sequence[ToolSpec], stops: Sequence[str] = ()) -> StreamParser:
+        """A fresh parser for one sampled turn, which ends at the first of the stop strings. Without tools, call marks are
+        plain content."""
+        ...
+
+    def to_bytes(self, token_ids: Sequence[int]) -> bytes:
+        """The exact bytes behind the ids, special tokens included; joined over any split of the ids."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -149,7 +251,11 @@ class PayloadStore(Protocol):
     """Token-sized data, written once and released once trained."""
 
     def put(self, payloads: Sequence[CallPayload]) -> list[PayloadKey]:
-        """Append and make durable (fsync) before returning."""
+        """Append; what is returned survives the kill of any process, and a power cut as the store's settings say."""
+        ...
+
+    def flush(self) -> None:
+        """Make everything that was put safe against a power cut."""
         ...
 
     def get(self, key: PayloadKey) -> CallPayload:
@@ -203,6 +309,11 @@ class Store(Protocol):
         limit: int = 0,
     ) -> list[Rollout]:
         """Rollouts that match every given filter, oldest first."""
+        ...
+
+    def open_session(self, spec: RolloutSpec) -> Future[Attempt]:
+        """A rollout that nobody claims: created running, with attempt 1, for a program that is captured from outside.
+        Idempotent by rollout_id. Raises ConflictError if the id exists with another spec."""
         ...
 
     def claim(self, worker: str, limit: int) -> Future[list[Attempt]]:

@@ -46,8 +46,26 @@ class ToolCall(Struct):
     arguments: str
 
 
+class Media(Struct):
+    """An image or file of a message. A text model sees only the placeholder that stands for it in the message's content.
+
+    `digest` is the SHA-256 of its bytes or address, so that two pictures are never taken for one; `size` is in bytes of the
+    wire form.
+
+    Example: Media(kind="image", media_type="image/png", digest="9f86d0…", size=1834)
+    """
+
+    kind: Literal["image", "audio", "file"]
+    media_type: str
+    digest: str
+    size: int
+
+
 class Message(Struct):
     """One chat message. `content` is text; `reasoning` is text between thinking marks, never shown as content.
+
+    `signature` is what the harness sent back of the mark that we put on reasoning: the id of the call that sampled this turn,
+    or ""; with it, reasoning that the harness dropped is put back. `is_error`: the harness calls this tool result a failure.
 
     Example: Message(role="assistant", tool_calls=(ToolCall(id="c1", name="bash", arguments="{}"),))
     """
@@ -58,10 +76,17 @@ class Message(Struct):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    media: tuple[Media, ...] = ()
+    is_error: bool = False
+    signature: str = ""
 
 
 class ToolSpec(Struct):
-    """A tool offered to the model. `parameters` is a JSON Schema object.
+    """A tool offered to the model. `parameters` is a JSON Schema object; `name` is what the model sees, unique in its request.
+
+    A harness may have offered it in another shape, which decides how a call of it is written back: `kind` "custom" is a tool
+    whose one argument, `input`, is free text, "legacy" one of the old `functions`; `namespace` and `own_name` are its name
+    there when it came inside a namespace.
 
     Example: ToolSpec(name="bash", description="run", parameters={"type": "object", "properties": {}})
     """
@@ -69,6 +94,9 @@ class ToolSpec(Struct):
     name: str
     description: str = ""
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    kind: Literal["function", "custom", "legacy"] = "function"
+    namespace: str = ""
+    own_name: str = ""
 
 
 class RequestedSampling(Struct):
@@ -88,6 +116,11 @@ class RequestedSampling(Struct):
 class ChatRequest(Struct):
     """The internal form of every dialect's request.
 
+    `forced_tool`: the tool that must be called ("" leaves the choice to `tool_choice`). `schema`: a JSON Schema that the reply
+    must follow, enforced where the engine can. `continues`: the call whose request and reply come before these messages
+    (Responses' previous_response_id). `wants_logprobs`: the reply is to carry logprobs. `ignored`: names of fields and tools
+    that were accepted and are not used. `extra`: fields of no known meaning, for engines that take a whole chat request.
+
     Example: ChatRequest(model="policy", messages=(Message(role="user", content="hi"),))
     """
 
@@ -95,14 +128,21 @@ class ChatRequest(Struct):
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: Literal["auto", "none", "required"] = "auto"
+    forced_tool: str = ""
     stream: bool = False
     include_usage: bool = False
+    wants_logprobs: bool = False
+    schema: dict[str, Any] | None = None
+    continues: str = ""
+    ignored: tuple[str, ...] = ()
+    extra: dict[str, Any] = {}
     requested: RequestedSampling = msgspec.field(default_factory=RequestedSampling)
 
 
 class ParsedMessage(Struct):
-    """An assistant turn parsed from sampled ids. `malformed` says why a tool call could not be parsed ("" when fine);
-    its raw text is then kept in `content`, so that nothing sampled is hidden from the harness.
+    """An assistant turn parsed from sampled ids. `malformed` says why a tool call could not be parsed ("" when fine). Its raw
+    text is then kept, as the call's arguments where its name could be read and in `content` where not, so that nothing sampled
+    is hidden from the harness. `stop_sequence`: the requested stop string that ended the turn; it is in no part of the message.
 
     Example: ParsedMessage(content="done", finish_reason="stop")
     """
@@ -112,6 +152,7 @@ class ParsedMessage(Struct):
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason = "stop"
     malformed: str = ""
+    stop_sequence: str = ""
 
 
 # --- engines ---------------------------------------------------------------------------------------------------------
@@ -133,6 +174,8 @@ class Sampling(Struct):
 class GenerateRequest(Struct):
     """One token-level request to an engine. `stop_token_ids` end the turn and are part of the sampled ids.
 
+    `schema`: JSON Schema that the text must follow; sent only to engines whose report says `structured`.
+
     Example: GenerateRequest(request_id="r1-1-0", prompt_ids=[1, 2], sampling=Sampling(), stop_token_ids=[2])
     """
 
@@ -140,6 +183,7 @@ class GenerateRequest(Struct):
     prompt_ids: list[int]
     sampling: Sampling
     stop_token_ids: list[int] = []
+    schema: dict[str, Any] | None = None
 
 
 class VersionSpan(Struct):
@@ -152,6 +196,18 @@ class VersionSpan(Struct):
     policy_version: int
 
 
+class RoutedExperts(Struct):
+    """Which experts a mixture-of-experts model used: int16, little-endian, shape (tokens, layers, experts per token), for the
+    tokens from place `start` of prompt + sampled ids on.
+
+    Example: RoutedExperts(start=0, shape=(120, 24, 8), data=b"...")
+    """
+
+    start: int
+    shape: tuple[int, int, int]
+    data: bytes
+
+
 class TokenChunk(Struct):
     """A piece of an engine's answer, in order. len(token_ids) == len(logprobs). The last chunk has a finish reason.
 
@@ -159,6 +215,7 @@ class TokenChunk(Struct):
     vocabulary (before top-k/top-p).
     `versions`: only on the last chunk, and only from engines that tell versions at the end of a turn: spans over the whole
     turn, which then replace the chunks' `policy_version`.
+    `experts`: only on the last chunk, from engines that tell it.
 
     Example: TokenChunk(token_ids=[5], logprobs=[-0.1], policy_version=3, finish_reason="stop", cached_tokens=12)
     """
@@ -169,6 +226,18 @@ class TokenChunk(Struct):
     finish_reason: Literal["stop", "length", "abort"] | None = None
     cached_tokens: int = 0
     versions: tuple[VersionSpan, ...] = ()
+    experts: RoutedExperts | None = None
+
+
+class ChatTurn(Struct):
+    """One request to an engine's own chat endpoint: the engine renders and parses, nothing is reused.
+
+    Example: ChatTurn(request_id="c-1-0", request=ChatRequest(model="policy", messages=(...)), sampling=Sampling())
+    """
+
+    request_id: str
+    request: ChatRequest
+    sampling: Sampling
 
 
 class EngineStatus(Struct):
@@ -186,8 +255,14 @@ class EngineStatus(Struct):
     waiting: int = 0
 
 
+Grade = Literal["tokens", "logprobs", "text"]
+
+
 class EngineReport(Struct):
     """Result of a probe at registration: what the engine can be used for. Only grade "tokens" can be trained on.
+
+    `context_length` in tokens (0: unknown). `tool_calls`: its own chat endpoint reads tool calls. `structured`: it can follow a
+    JSON Schema. `experts`: it tells routed experts.
 
     Example: EngineReport(grade="tokens", logprobs="processed", detail="ids and logprobs of 8 tokens agree with their scores")
     """
@@ -195,6 +270,10 @@ class EngineReport(Struct):
     grade: Literal["tokens", "logprobs", "text", "none"]
     logprobs: Literal["processed", "raw", "none"]
     detail: str = ""
+    context_length: int = 0
+    tool_calls: bool = False
+    structured: bool = False
+    experts: bool = False
 
 
 class WeightUpdate(Struct):
@@ -209,7 +288,8 @@ class WeightUpdate(Struct):
 
 # --- calls -----------------------------------------------------------------------------------------------------------
 
-PrefixBreak = Literal["", "first", "template", "retokenisation", "harness_edit", "compaction", "new_thread"]
+PrefixBreak = Literal["", "first", "template", "retokenisation", "harness_edit", "compaction", "new_thread", "engine"]
+Role = Literal["main", "subagent", "compaction", "side"]
 
 
 class PayloadKey(Struct):
@@ -239,7 +319,14 @@ class Call(Struct):
     """Metadata of one model request and what was sampled. Token-sized data is in the payload behind `payload`.
 
     `parent_call_id` names the earlier call whose prompt + sampled ids are the longest exact prefix of this prompt ("" for
-    a root); the payload then holds only the new prompt ids. `delivered` turns true when the harness has the whole reply.
+    a root); the payload then holds only the new prompt ids. `base_call_id` names the call whose request and reply are the start
+    of this call's messages ("" where none is), `messages` counts the messages of the request (internal form).
+    `delivered` turns true when the harness has the whole reply.
+    `grade`: below "tokens" the engine gave no ids, the counts are its own and the payload holds none.
+    `role` as far as the gateway can tell; `origin_call_id`: of a sub-agent's first call, the call that started it; of the first
+    call after a compaction, the call whose reply is the summary. `thread`: the harness's own name of the conversation, from its
+    headers. `client`: the program that asked (user agent, shortened). `ignored`: what the request had that was not used.
+    `constrained`: sampling was bound to a schema, so the logprobs are not those of the policy alone.
 
     Example: Call(call_id="c-1", rollout_id="r-1", attempt=1, index=0, model="policy", prompt_tokens=20, sampled_tokens=8, ...)
     """
@@ -264,10 +351,18 @@ class Call(Struct):
     delivered: bool = False
     streamed: bool = False
     dialect: str = "chat"
-    role: Literal["main", "subagent", "compaction", "side"] = "main"
+    role: Role = "main"
     replica: str = ""
     malformed: str = ""
     error: str = ""
+    base_call_id: str = ""
+    messages: int = 0
+    grade: Grade = "tokens"
+    origin_call_id: str = ""
+    thread: str = ""
+    client: str = ""
+    ignored: tuple[str, ...] = ()
+    constrained: bool = False
 
     @property
     def version_start(self) -> int:
@@ -281,17 +376,23 @@ class Call(Struct):
 
 
 class CallPayload(msgspec.Struct, kw_only=True):
-    """Token-sized columns of one call. Shapes: prompt_delta [P'], sampled_ids [S], logprobs [S]; request and reply are the
-    harness's own JSON, for people who read the rollout.
+    """Token-sized columns of one call. Shapes: prompt_delta [P'], sampled_ids [S], logprobs [S].
 
     `prompt_delta`: the prompt ids that follow the parent's prompt + sampled ids, or the whole prompt when there is no parent.
+    `request_json`: the harness's own request, without what its base call's request has already (gateway/deltas.py).
+    `messages_json`: the request's messages after those of the base call and its reply, in the internal form (JSON list of
+    Message). `reply_json`: the turn in the internal form (JSON of ParsedMessage); the dialect's reply is made again from it.
+    `lineage`: how the gateway finds the call again (gateway/lineage.py).
     """
 
     prompt_delta: Int32
     sampled_ids: Int32
     logprobs: Float32
     request_json: bytes = b""
+    messages_json: bytes = b"[]"
     reply_json: bytes = b""
+    lineage: bytes = b""
+    experts: RoutedExperts | None = None
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
@@ -327,7 +428,8 @@ class Cause(Struct):
 
 class VerifierResult(Struct):
     """What the verifier said. `reward` None means that the verifier itself failed (then `cause` says why).
-    `scores` are its named scores; they are combined only by an explicit rule.
+    `scores` are its named scores; they are combined only by an explicit rule. `tampering`: what the agent had left where only
+    the tests write; it counted for nothing.
 
     Example: VerifierResult(reward=1.0, scores={"reward": 1.0}, exit_code=0)
     """
@@ -337,6 +439,7 @@ class VerifierResult(Struct):
     exit_code: int | None = None
     output: str = ""
     cause: Cause | None = None
+    tampering: tuple[str, ...] = ()
 
 
 class RolloutSpec(Struct):
