@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,8 @@ def equal(one: CallPayload, other: CallPayload) -> bool:
         np.array_equal(getattr(one, name), getattr(other, name)) and getattr(one, name).dtype == getattr(other, name).dtype
         for name in columns
     )
-    return same and (one.request_json, one.reply_json) == (other.request_json, other.reply_json)
+    texts = ("request_json", "messages_json", "reply_json", "lineage", "experts")
+    return same and all(getattr(one, name) == getattr(other, name) for name in texts)
 
 
 @settings(max_examples=50, deadline=None)
@@ -174,3 +176,29 @@ def test_after_a_failed_write_a_new_segment_is_begun(tmp_path: Path, make: Any, 
     assert after.segment != before.segment
     assert equal(payloads.get(before), make.payload())
     assert equal(payloads.get(after), make.payload())
+
+
+def test_without_sync_put_does_not_wait_for_the_disk_and_flush_does(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    store = SegmentPayloadStore(tmp_path, segment_bytes=100, sync=False)
+    keys = [store.put([make.payload()])[0] for _ in range(4)]
+    assert len({key.segment for key in keys}) > 1
+    full = len(synced)
+    assert full > 0  # those that are full were flushed before they were let go of
+    store.flush()
+    store.flush()
+    assert len(synced) > full and len(synced) <= 4  # each file once
+    assert equal(store.get(keys[0]), make.payload())
+    store.close()
+
+
+def test_long_texts_are_stored_compressed_and_read_back_as_they_were(tmp_path: Path, make: Any) -> None:
+    payloads = SegmentPayloadStore(tmp_path)
+    text = msgspec.json.encode([{"role": "user", "content": f"line {number} of the file"} for number in range(500)])
+    long = msgspec.structs.replace(make.payload(), request_json=text, messages_json=text, reply_json=b"{}", lineage=b"\x00")
+    key = payloads.put([long])[0]
+    assert key.length < len(text) // 3
+    assert equal(payloads.get(key), long)

@@ -173,3 +173,21 @@ def test_time_grows_from_group_to_group_even_if_the_clock_does_not(bench: Bench)
         )
     ).result()
     assert bench.writer.submit(lambda tx: tx.now).result() > far
+
+
+def test_payloads_are_flushed_soon_after_they_were_written_also_when_nothing_follows(tmp_path: Path, make: Any):
+    flushed = threading.Event()
+
+    class Payloads(SegmentPayloadStore):
+        def flush(self) -> None:
+            super().flush()
+            flushed.set()
+
+    connection = schema.connect(tmp_path / "x.sqlite", 0.2, power_safe=False)
+    schema.migrate(connection, tmp_path / "x.sqlite")
+    payloads = Payloads(tmp_path / "payloads", sync=False)
+    writer = GroupWriter(connection, payloads, flush_seconds=0.01)
+    assert isinstance(writer.submit_with_payload(make.payload(), lambda tx, key: key).result(), PayloadKey)
+    assert flushed.wait(30)
+    writer.close()
+    payloads.close()

@@ -29,5 +29,7 @@ def open_store(
     """
     config = config or StoreConfig()
     if payloads is None:
-        payloads = SegmentPayloadStore(directory / "payloads", instance=instance, segment_bytes=config.segment_bytes)
+        payloads = SegmentPayloadStore(
+            directory / "payloads", instance=instance, segment_bytes=config.segment_bytes, sync=config.durability == "power"
+        )
     return SqliteStore(directory, payloads, config)

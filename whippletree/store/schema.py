@@ -3,7 +3,8 @@
 Invariants (tests/store/test_store_schema.py):
 - `PRAGMA user_version` counts the migrations applied; opening an older store applies the missing ones, in one transaction;
 - a store of a newer version is refused, unchanged;
-- every connection has WAL, synchronous=FULL and a busy timeout, so an acknowledged commit survives a kill and a power cut.
+- every connection has WAL and a busy timeout, so an acknowledged commit survives a kill; with `power_safe` synchronous=FULL, so
+  it survives a power cut too.
 
 Columns hold what is searched or updated; `record` and `spec` hold the rest of the struct as JSON. Where a column repeats a
 field of the struct, the column is the truth. Lists are ordered by `seq`, the order in which rows were written.
@@ -84,13 +85,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
+def connect(path: Path, busy_seconds: float, *, power_safe: bool = True) -> sqlite3.Connection:
     """A connection in autocommit mode that may be handed from thread to thread. Raises StoreError."""
     connection = None
     try:
         connection = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
         _enable_wal(connection, busy_seconds)
-        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA synchronous={'FULL' if power_safe else 'NORMAL'}")
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()

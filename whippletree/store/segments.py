@@ -1,11 +1,12 @@
 """Token columns in append-only segment files.
 
 A segment is a run of records; a record is a header (magic, CRC-32 of the body, body length; 16 bytes, little-endian) and a body
-(five uint32 lengths, then the columns' raw little-endian bytes). Each store instance writes its own segments, so no two
-processes write one file, and holds a lock on the one it writes.
+(nine uint32 lengths, then the columns' raw little-endian bytes; longer texts as one zlib stream). Each store instance writes
+its own segments, so no two processes write one file, and holds a lock on the one it writes.
 
 Invariants (tests/store/test_store_segments.py):
-- `put` returns after one fsync of what it wrote (and of the directory, when a file is new);
+- `put` returns after what it wrote is in the file, and with `sync` after one fsync of it (and of the directory, when a file is
+  new); without, `flush` does that for everything since the last one;
 - a torn tail, left by a kill, harms no record before it;
 - a damaged, truncated or missing record is a StoreError that names segment and offset, never wrong data;
 - a segment that a live process still writes is never deleted; the lock of a full segment is kept until the next `put`, when the
@@ -15,6 +16,7 @@ Invariants (tests/store/test_store_segments.py):
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -23,16 +25,19 @@ import struct
 import threading
 import zlib
 from collections.abc import Collection, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from whippletree.errors import StoreError
-from whippletree.types import CallPayload, PayloadKey
+from whippletree.types import CallPayload, PayloadKey, RoutedExperts
 
-MAGIC = b"WTP1"
+MAGIC = b"WTP2"
 HEADER = struct.Struct("<4sIQ")  # magic, CRC-32 of the body, bytes in the body
-LENGTHS = struct.Struct("<5I")  # prompt ids, sampled ids, logprobs, bytes of request, bytes of reply
+LENGTHS = struct.Struct("<9I")  # prompt ids, sampled ids, logprobs; bytes of experts, request, messages, reply, lineage, stream
+COMPRESSED_FROM = 1024  # bytes of texts
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 
 
@@ -41,9 +46,13 @@ def encode_record(payload: CallPayload) -> bytes:
     prompt = np.ascontiguousarray(payload.prompt_delta, dtype="<i4")
     sampled = np.ascontiguousarray(payload.sampled_ids, dtype="<i4")
     logprobs = np.ascontiguousarray(payload.logprobs, dtype="<f4")
-    lengths = LENGTHS.pack(prompt.size, sampled.size, logprobs.size, len(payload.request_json), len(payload.reply_json))
-    columns = (prompt.tobytes(), sampled.tobytes(), logprobs.tobytes())
-    body = b"".join((lengths, *columns, payload.request_json, payload.reply_json))
+    experts = b"" if payload.experts is None else msgspec.msgpack.encode(payload.experts)
+    texts = (payload.request_json, payload.messages_json, payload.reply_json, payload.lineage)  # they repeat one another
+    joined = b"".join(texts)
+    stream = zlib.compress(joined, 1) if len(joined) >= COMPRESSED_FROM else b""
+    sizes = (len(experts), *map(len, texts), len(stream))
+    lengths = LENGTHS.pack(prompt.size, sampled.size, logprobs.size, *sizes)
+    body = b"".join((lengths, prompt.tobytes(), sampled.tobytes(), logprobs.tobytes(), experts, stream or joined))
     return HEADER.pack(MAGIC, zlib.crc32(body), len(body)) + body
 
 
@@ -59,27 +68,46 @@ def decode_record(record: bytes) -> CallPayload:
     body = memoryview(record)[HEADER.size :]
     if zlib.crc32(body) != checksum:
         raise ValueError("its checksum does not match")
-    prompt, sampled, logprobs, request, reply = LENGTHS.unpack_from(body)
-    if LENGTHS.size + 4 * (prompt + sampled + logprobs) + request + reply != length:
+    prompt, sampled, logprobs, extra, *sizes, packed = LENGTHS.unpack_from(body)
+    if LENGTHS.size + 4 * (prompt + sampled + logprobs) + extra + (packed or sum(sizes)) != length:
         raise ValueError("its lengths do not add up")
     start = LENGTHS.size
     ids = np.frombuffer(body, dtype="<i4", count=prompt + sampled, offset=start)
     start += ids.nbytes
     floats = np.frombuffer(body, dtype="<f4", count=logprobs, offset=start)
     start += floats.nbytes
+    experts = bytes(body[start : start + extra])
+    joined = _inflated(body[start + extra :], sum(sizes)) if packed else bytes(body[start + extra :])
+    request, messages, reply, lineage = (joined[one:other] for one, other in pairwise(accumulate(sizes, initial=0)))
     return CallPayload(
         prompt_delta=ids[:prompt],
         sampled_ids=ids[prompt:],
         logprobs=floats,
-        request_json=bytes(body[start : start + request]),
-        reply_json=bytes(body[start + request :]),
+        request_json=request,
+        messages_json=messages,
+        reply_json=reply,
+        lineage=lineage,
+        experts=msgspec.msgpack.decode(experts, type=RoutedExperts) if experts else None,
     )
+
+
+def _inflated(stream: memoryview, size: int) -> bytes:
+    """The texts of a record. Raises ValueError."""
+    try:
+        joined = zlib.decompress(stream, bufsize=max(size, 1))
+    except zlib.error as error:
+        raise ValueError(f"its texts cannot be inflated: {error}") from error
+    if len(joined) != size:
+        raise ValueError("its texts have another length")
+    return joined
 
 
 class SegmentPayloadStore:
     """Payloads in segment files of one directory. Safe from any thread; each process opens its own instance."""
 
-    def __init__(self, directory: Path, *, instance: str = "", segment_bytes: int = 64 * 1024 * 1024) -> None:
+    def __init__(
+        self, directory: Path, *, instance: str = "", segment_bytes: int = 64 * 1024 * 1024, sync: bool = True
+    ) -> None:
         """`instance` is a readable prefix of segment names; a random part makes them unique. Raises StoreError."""
         prefix = f"{instance}-{secrets.token_hex(4)}" if instance else secrets.token_hex(4)
         if not _PLAIN_NAME.fullmatch(prefix):
@@ -93,13 +121,15 @@ class SegmentPayloadStore:
         self._file = -1
         self._size = 0
         self._full: list[int] = []
+        self._sync = sync
+        self._unsynced: set[int] = set()
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot create {directory}: {error.strerror}", "check the run directory") from error
 
     def put(self, payloads: Sequence[CallPayload]) -> list[PayloadKey]:
-        """Append all, fsync once, return their keys in order. Raises StoreError; then none of them counts as written."""
+        """Append all (with `sync`, fsync once), return their keys in order. Raises StoreError; then none counts as written."""
         records = [encode_record(payload) for payload in payloads]
         if not records:
             return []
@@ -109,6 +139,18 @@ class SegmentPayloadStore:
             except OSError as error:
                 self._abandon()
                 raise StoreError(f"cannot write segment {self._name}: {error.strerror}", "is the disk full?") from error
+
+    def flush(self) -> None:
+        """Make everything that was put safe against a power cut. Raises StoreError."""
+        with self._lock:
+            try:
+                self._sync_files()
+            except OSError as error:
+                raise StoreError(f"cannot flush segment {self._name}: {error.strerror}", "is the disk full?") from error
+
+    def _sync_files(self) -> None:
+        while self._unsynced:
+            os.fdatasync(self._unsynced.pop())
 
     def get(self, key: PayloadKey) -> CallPayload:
         """Raises StoreError when the payload is gone or damaged."""
@@ -146,6 +188,8 @@ class SegmentPayloadStore:
     def close(self) -> None:
         """Let go of the segments; their locks end here."""
         with self._lock:
+            with contextlib.suppress(OSError):  # what could not be flushed now was promised to survive a kill, not a power cut
+                self._sync_files()
             for file in (*self._full, self._file):
                 if file >= 0:
                     os.close(file)
@@ -159,9 +203,12 @@ class SegmentPayloadStore:
 
     def _append(self, records: Sequence[bytes]) -> list[PayloadKey]:
         while self._full:
-            os.close(self._full.pop())
+            done = self._full.pop()
+            if done in self._unsynced:
+                self._unsynced.discard(done)
+                os.fdatasync(done)
+            os.close(done)
         keys = []
-        touched: list[int] = []
         start = 0
         while start < len(records):
             if self._file < 0 or self._size >= self._segment_bytes:
@@ -174,10 +221,10 @@ class SegmentPayloadStore:
                 stop += 1
             _write_all(self._file, b"".join(records[start:stop]), self._size)
             self._size = offset
-            touched.append(self._file)
+            self._unsynced.add(self._file)
             start = stop
-        for file in touched:
-            os.fdatasync(file)
+        if self._sync:
+            self._sync_files()
         return keys
 
     def _roll(self) -> None:

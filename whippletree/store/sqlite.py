@@ -40,13 +40,20 @@ class SqliteStore:
         self._idle: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
         self._closed = False
-        connection = schema.connect(self._path, config.busy_seconds)
+        power_safe = config.durability == "power"
+        connection = schema.connect(self._path, config.busy_seconds, power_safe=power_safe)
         try:
             schema.migrate(connection, self._path)
         except StoreError:
             connection.close()
             raise
-        self._writer = GroupWriter(connection, payloads, gather_seconds=config.gather_seconds, group_limit=config.group_limit)
+        self._writer = GroupWriter(
+            connection,
+            payloads,
+            gather_seconds=config.gather_seconds,
+            group_limit=config.group_limit,
+            flush_seconds=0.0 if power_safe else config.flush_seconds,
+        )
 
     def __enter__(self) -> SqliteStore:
         return self
@@ -93,6 +100,13 @@ class SqliteStore:
         values = [value for _, given in filters for value in given]
         query = f"SELECT {rows.ROLLOUT} FROM rollouts {where} ORDER BY seq LIMIT ?"
         return [rows.rollout(row) for row in self._read(query, *values, limit if limit > 0 else -1)]
+
+    def open_session(self, spec: RolloutSpec) -> Future[Attempt]:
+        """A rollout that is running from the start, for a program that is captured from outside; nobody claims it.
+
+        Idempotent by rollout_id. Raises ConflictError if the id exists with another spec.
+        """
+        return self._writer.submit(lambda tx: writes.open_session(tx, spec))
 
     def claim(self, worker: str, limit: int) -> Future[list[Attempt]]:
         """Move up to `limit` queuing rollouts (eval before train, then oldest first) to running, each with a new attempt."""

@@ -2,11 +2,12 @@
 
 Who blocks whom:
 
-    callers ──submit──► queue ──► writer thread: [ payloads.put ─ fsync ] ─► BEGIN IMMEDIATE ─► write … write ─► COMMIT ─ fsync
-       ▲                                          all of the group           waits for other     each in a          │
-       └──────────────── Future ◄──────────────── resolved after ◄────────── processes ≤ busy    savepoint ◄────────┘
+    callers ──submit──► queue ──► writer thread: payloads.put (fsync?) ─► BEGIN IMMEDIATE ─► write … write ─► COMMIT (fsync?)
+       ▲                                         all of the group         waits for other     each in a          │
+       └──────────────── Future ◄─────────────── resolved after ◄──────── processes ≤ busy    savepoint ◄────────┘
 
-While one group is being committed the next one gathers, so more callers make larger groups, not longer queues.
+While one group is being committed the next one gathers, so more callers make larger groups, not longer queues. The two fsyncs
+happen where a store is to survive a power cut; else payloads are flushed every `flush_seconds`, after the group's answers.
 
 Invariants (tests/store/test_store_writer.py):
 - a Future is resolved only after the commit that holds its write; with an error, nothing of that write is in the store;
@@ -17,6 +18,8 @@ Invariants (tests/store/test_store_writer.py):
 
 from __future__ import annotations
 
+import logging
+import math
 import queue
 import sqlite3
 import threading
@@ -31,6 +34,7 @@ from whippletree.protocols import PayloadStore
 from whippletree.types import CallPayload, PayloadKey
 
 R = TypeVar("R")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,21 @@ class GroupWriter:
     """The only writer of its process. Owns `connection`; `payloads` stays the caller's to close, after `close`."""
 
     def __init__(
-        self, connection: sqlite3.Connection, payloads: PayloadStore, *, gather_seconds: float = 0.0, group_limit: int = 512
+        self,
+        connection: sqlite3.Connection,
+        payloads: PayloadStore,
+        *,
+        gather_seconds: float = 0.0,
+        group_limit: int = 512,
+        flush_seconds: float = 0.0,
     ) -> None:
+        """`flush_seconds`: flush payloads this long after they were written; 0.0: `payloads.put` does so itself."""
         self._connection = connection
         self._payloads = payloads
         self._gather_seconds = gather_seconds
         self._group_limit = group_limit
+        self._flush_seconds = flush_seconds
+        self._flush_due = math.inf
         self._queue: queue.SimpleQueue[_Write[Any] | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
@@ -102,6 +115,8 @@ class GroupWriter:
         closing = False
         while not closing:
             group, closing = self._gather()
+            if time.monotonic() >= self._flush_due:
+                self._flush()
             group = [write for write in group if write.future.set_running_or_notify_cancel()]
             group = self._store_payloads(group)
             if group:
@@ -110,7 +125,11 @@ class GroupWriter:
 
     def _gather(self) -> tuple[list[_Write[Any]], bool]:
         """The next group, and whether the writer was asked to close after it. Blocks until there is something to do."""
-        first = self._queue.get()
+        try:
+            idle = None if self._flush_due == math.inf else max(0.001, self._flush_due - time.monotonic())
+            first = self._queue.get(timeout=idle)
+        except queue.Empty:
+            return [], False
         if first is None:
             return [], True
         group = [first]
@@ -131,6 +150,8 @@ class GroupWriter:
         carriers = [(write, write.payload) for write in group if write.payload is not None]
         try:
             keys = self._payloads.put([payload for _, payload in carriers]) if carriers else []
+            if carriers and self._flush_seconds and self._flush_due == math.inf:
+                self._flush_due = time.monotonic() + self._flush_seconds
         except Exception as error:  # noqa: BLE001 - handed to every caller concerned; the thread must live on
             for write, _ in carriers:
                 write.future.set_exception(error)
@@ -138,6 +159,13 @@ class GroupWriter:
         for (write, _), key in zip(carriers, keys, strict=True):
             write.key = key
         return list(group)
+
+    def _flush(self) -> None:
+        self._flush_due = math.inf
+        try:
+            self._payloads.flush()
+        except StoreError:
+            logger.exception("what was written lately would not survive a power cut")
 
     def _commit(self, group: Sequence[_Write[Any]]) -> None:
         """One transaction for the whole group; each write in a savepoint of its own."""

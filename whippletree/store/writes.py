@@ -35,22 +35,41 @@ def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec]) -> None:
             raise ConflictError(f"rollout {spec.rollout_id} exists with another spec", "choose another id; specs do not change")
 
 
+SESSION_WORKER = "session"
+
+
+def open_session(tx: Transaction, spec: RolloutSpec) -> Attempt:
+    """Insert a rollout that is running already, with its first attempt; the same again gives that attempt."""
+    known = tx.connection.execute("SELECT attempt FROM rollouts WHERE rollout_id = ?", (spec.rollout_id,)).fetchone()
+    create_rollouts(tx, (spec,))  # refuses another spec under this id
+    if known is not None and known[0] > 0:
+        stored = tx.connection.execute(
+            f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout_id = ? AND attempt = ?", (spec.rollout_id, known[0])
+        ).fetchone()
+        return rows.attempt(stored)
+    return _begin(tx, Attempt(rollout_id=spec.rollout_id, attempt=1, started=tx.now, worker=SESSION_WORKER))
+
+
 def claim(tx: Transaction, worker: str, limit: int) -> list[Attempt]:
     """Queuing to running: eval before train (their alphabetical order), then oldest first."""
     chosen = tx.connection.execute(
         "SELECT rollout_id, attempt FROM rollouts WHERE state = 'queuing' ORDER BY purpose, seq LIMIT ?", (max(limit, 0),)
     ).fetchall()
     attempts = [Attempt(rollout_id=name, attempt=last + 1, started=tx.now, worker=worker) for name, last in chosen]
-    for attempt in attempts:
-        tx.connection.execute(
-            "UPDATE rollouts SET state = 'running', attempt = ?, updated = ? WHERE rollout_id = ?",
-            (attempt.attempt, tx.now, attempt.rollout_id),
-        )
-        tx.connection.execute(
-            "INSERT INTO attempts (rollout_id, attempt, worker, record) VALUES (?, ?, ?, ?)",
-            (attempt.rollout_id, attempt.attempt, worker, rows.encode(attempt)),
-        )
-    return attempts
+    return [_begin(tx, attempt) for attempt in attempts]
+
+
+def _begin(tx: Transaction, attempt: Attempt) -> Attempt:
+    """Move a queuing rollout to running, with this attempt."""
+    tx.connection.execute(
+        "UPDATE rollouts SET state = 'running', attempt = ?, updated = ? WHERE rollout_id = ?",
+        (attempt.attempt, tx.now, attempt.rollout_id),
+    )
+    tx.connection.execute(
+        "INSERT INTO attempts (rollout_id, attempt, worker, record) VALUES (?, ?, ?, ?)",
+        (attempt.rollout_id, attempt.attempt, attempt.worker, rows.encode(attempt)),
+    )
+    return attempt
 
 
 def release_worker(tx: Transaction, worker_prefix: str) -> list[Attempt]:
