@@ -9,20 +9,20 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rendering_models import joined, record
 
-from whippletree.protocols import Renderer
+from whippletree.protocols import Recorded, Renderer
 from whippletree.rendering import ChatRenderer
-from whippletree.rendering.bridging import same_turn
-from whippletree.types import Message, ParsedMessage, ToolCall, ToolSpec
+from whippletree.types import Message, ParsedMessage, ToolSpec
 
 BASH = ToolSpec(name="bash")
-CALLING = ["tiny", "thinking", "compact", "normalising", "stripping"]
+CALLING = ["tiny", "thinking", "compact", "normalising", "stripping", "observed"]
 
 
 class Turn(NamedTuple):
     """A recorded call and what a harness makes of it."""
 
-    recorded: list[int]
+    recorded: Recorded
     message: Message
     parsed: ParsedMessage
 
@@ -33,7 +33,7 @@ def play(renderer: ChatRenderer, messages: list[Message], sampled: list[int], to
     parser.feed(sampled)
     parsed = parser.finish("stop")[1]
     message = Message(role="assistant", content=parsed.content, reasoning=parsed.reasoning, tool_calls=parsed.tool_calls)
-    return Turn([*prompt, *sampled], message, parsed)
+    return Turn(record(renderer, prompt, sampled, len(messages) + 1), message, parsed)
 
 
 def results(turn: Turn, text: str) -> list[Message]:
@@ -42,18 +42,17 @@ def results(turn: Turn, text: str) -> list[Message]:
     return calls or [Message(role="user", content=text)]
 
 
-def check_exact(renderer: ChatRenderer, bridged: list[int], recorded: list[int], messages: list[Message]) -> None:
-    assert bridged[: len(recorded)] == recorded
-    assert renderer.codec.canonical(renderer.decode(bridged)) == renderer.codec.canonical(renderer.text(messages, [BASH]))
+def check_exact(renderer: ChatRenderer, rest: list[int], recorded: Recorded, messages: list[Message]) -> None:
+    whole = renderer.decode(joined(recorded, rest))
+    assert renderer.codec.canonical(whole) == renderer.codec.canonical(renderer.text(messages, [BASH]))
 
 
-def check_kept(renderer: ChatRenderer, bridged: list[int], recorded: list[int], messages: list[Message]) -> None:
-    """The recorded ids, the rest of the turn's end, then the end of what the template renders."""
-    assert bridged[: len(recorded)] == recorded
-    added = renderer.decode(bridged[len(recorded) :])
-    end = renderer.layout.turn_end
-    if recorded[-1] in renderer.stop_token_ids:
-        end = end.removeprefix(renderer.decode(recorded[-1:]))
+def check_kept(renderer: ChatRenderer, rest: list[int], recorded: Recorded, messages: list[Message]) -> None:
+    """The rest of the turn's end, then the end of what the template renders."""
+    added = renderer.decode(rest)
+    end, last = renderer.layout.turn_end, recorded.sampled[-1:].tolist()
+    if last and last[0] in renderer.stop_token_ids:
+        end = end.removeprefix(renderer.decode(last))
     assert added.startswith(end)
     assert renderer.codec.canonical(renderer.text(messages, [BASH])).endswith(renderer.codec.canonical(added[len(end) :]))
     assert added.endswith(renderer.layout.generation_prompt)
@@ -94,7 +93,7 @@ def test_what_is_bridged_keeps_the_ids_and_the_text(
             check_kept(loaded, bridged, turn.recorded, messages)
         else:
             assert bridged is None
-        prompt = bridged if bridged is not None else loaded.render(messages, [BASH])
+        prompt = joined(turn.recorded, bridged) if bridged is not None else loaded.render(messages, [BASH])
 
 
 @settings(max_examples=60)
@@ -114,7 +113,7 @@ def test_tiny_turns_as_the_template_writes_them_always_bridge(
     check_exact(loaded, bridged, turn.recorded, messages)
 
 
-def exchange(loaded: ChatRenderer, text: str, *, reasoning: bool = True, then: str = "next") -> tuple[list[int], list[Message]]:
+def exchange(loaded: ChatRenderer, text: str, *, reasoning: bool = True, then: str = "next") -> tuple[Recorded, list[Message]]:
     """Recorded ids of a first call that sampled `text`, and the messages of the second."""
     messages = [Message(role="user", content="go")]
     turn = play(loaded, messages, loaded.codec.encode(text), [BASH], loaded.render(messages, [BASH]))
@@ -129,19 +128,19 @@ def test_the_line_break_after_the_end_token_is_added(renderer: Callable[..., Cha
     recorded, messages = exchange(loaded, "hello<|im_end|>")
     bridged = loaded.bridge(recorded, messages, [BASH])
     assert bridged is not None
-    assert loaded.decode(bridged[len(recorded) :]) == "\n<|im_start|>user\nnext<|im_end|>\n<|im_start|>assistant\n"
+    assert loaded.decode(bridged) == "\n<|im_start|>user\nnext<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_turn_cut_inside_a_character_is_extended(renderer: Callable[..., ChatRenderer]) -> None:
     loaded = renderer("tiny")
     messages = [Message(role="user", content="go")]
-    half = loaded.codec.encode("🀄")[:-1]
-    turn = play(loaded, messages, half, [BASH], loaded.render(messages, [BASH]))
+    half, prompt = loaded.codec.encode("🀄")[:-1], loaded.render(messages, [BASH])
+    turn = play(loaded, messages, half, [BASH], prompt)
     assert turn.message.content == "\ufffd"
     messages = [*messages, turn.message, Message(role="user", content="on")]
     bridged = loaded.bridge(turn.recorded, messages, [BASH])
     assert bridged is not None
-    assert loaded.decode(bridged) == loaded.text(messages, [BASH])
+    assert loaded.decode([*prompt, *half, *bridged]) == loaded.text(messages, [BASH])
 
 
 def test_ids_that_encoding_would_choose_otherwise_are_kept(renderer: Callable[..., ChatRenderer]) -> None:
@@ -154,8 +153,9 @@ def test_ids_that_encoding_would_choose_otherwise_are_kept(renderer: Callable[..
     messages = [*messages, turn.message, Message(role="user", content="on")]
     bridged = loaded.bridge(turn.recorded, messages, [BASH])
     assert bridged is not None
-    assert bridged != loaded.render(messages, [BASH])
-    assert loaded.decode(bridged) == loaded.decode(loaded.render(messages, [BASH]))
+    whole = joined(turn.recorded, bridged)
+    assert whole != loaded.render(messages, [BASH])
+    assert loaded.decode(whole) == loaded.decode(loaded.render(messages, [BASH]))
 
 
 def test_dropped_thinking_breaks_exact_and_is_kept_by_keep(renderer: Callable[..., ChatRenderer]) -> None:
@@ -165,7 +165,7 @@ def test_dropped_thinking_breaks_exact_and_is_kept_by_keep(renderer: Callable[..
     assert loaded.bridge(recorded, messages, [BASH]) is None
     kept = renderer("thinking", policy="keep").bridge(recorded, messages, [BASH])
     assert kept is not None
-    assert loaded.decode(kept).endswith(text + "\n<|im_start|>user\nnext<|im_end|>\n<|im_start|>assistant\n")
+    assert loaded.decode(joined(recorded, kept)).endswith(text + "\n<|im_start|>user\nnext<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_thinking_before_a_tool_result_bridges_when_the_harness_returns_it(renderer: Callable[..., ChatRenderer]) -> None:
@@ -185,15 +185,23 @@ def test_respaced_arguments_break_exact_and_are_kept_by_keep(renderer: Callable[
     assert renderer("thinking", arguments="text").bridge(recorded, messages, [BASH]) is not None
     kept = renderer("thinking", policy="keep").bridge(recorded, messages, [BASH])
     assert kept is not None
-    assert '{"command":"ls"}' in renderer("thinking").decode(kept)
+    assert '{"command":"ls"}' in renderer("thinking").decode(joined(recorded, kept))
 
 
-def test_an_edited_turn_breaks_both_policies(renderer: Callable[..., ChatRenderer]) -> None:
-    for policy in ("exact", "keep"):
-        loaded = renderer("tiny", policy=policy)
-        recorded, messages = exchange(loaded, "hello<|im_end|>")
-        messages[1] = Message(role="assistant", content="good day")
-        assert loaded.bridge(recorded, messages, [BASH]) is None
+def test_an_edited_turn_breaks_exact(renderer: Callable[..., ChatRenderer]) -> None:
+    """Under "keep" the caller vouches for the recorded messages; a place without a turn is refused all the same."""
+    recorded, messages = exchange(renderer("tiny"), "hello<|im_end|>")
+    messages[1] = Message(role="assistant", content="good day")
+    assert renderer("tiny").bridge(recorded, messages, [BASH]) is None
+    assert renderer("tiny", policy="keep").bridge(recorded, messages, [BASH]) is not None
+    messages[1] = Message(role="user", content="good day")
+    assert renderer("tiny", policy="keep").bridge(recorded, messages, [BASH]) is None
+
+
+def test_the_engine_policy_reuses_nothing(renderer: Callable[..., ChatRenderer]) -> None:
+    recorded, messages = exchange(renderer("tiny"), "hello<|im_end|>")
+    assert renderer("tiny").bridge(recorded, messages, [BASH]) is not None
+    assert renderer("tiny", policy="engine").bridge(recorded, messages, [BASH]) is None
 
 
 def test_decomposed_characters_in_a_prompt_do_not_break_the_prefix(renderer: Callable[..., ChatRenderer]) -> None:
@@ -204,7 +212,7 @@ def test_decomposed_characters_in_a_prompt_do_not_break_the_prefix(renderer: Cal
     messages = [*messages, turn.message, Message(role="user", content="re\u0301sume\u0301")]
     bridged = loaded.bridge(turn.recorded, messages, [BASH])
     assert bridged is not None
-    assert loaded.decode(bridged).count("\u00e9") == 3
+    assert loaded.decode(joined(turn.recorded, bridged)).count("\u00e9") == 3
 
 
 def test_keep_finds_the_turn_behind_a_message_that_the_harness_put_in(renderer: Callable[..., ChatRenderer]) -> None:
@@ -213,34 +221,48 @@ def test_keep_finds_the_turn_behind_a_message_that_the_harness_put_in(renderer: 
     messages += [Message(role="assistant", content="(from the harness)"), Message(role="user", content="go on")]
     kept = loaded.bridge(recorded, messages, [BASH])
     assert kept is not None
-    assert loaded.decode(kept[len(recorded) :]).count("<|im_start|>") == 4
-
-
-@pytest.mark.parametrize(
-    ("message", "same"),
-    [
-        (Message(role="assistant", content=" hi\n", tool_calls=(ToolCall(id="x", name="b", arguments='{ "a":1}'),)), True),
-        (
-            Message(
-                role="assistant", content="hi", reasoning="hm", tool_calls=(ToolCall(id="x", name="b", arguments='{"a": 1}'),)
-            ),
-            True,
-        ),
-        (
-            Message(
-                role="assistant", content="hi", reasoning="no", tool_calls=(ToolCall(id="x", name="b", arguments='{"a": 1}'),)
-            ),
-            False,
-        ),
-        (Message(role="assistant", content="hi", tool_calls=(ToolCall(id="x", name="b", arguments='{"a": 2}'),)), False),
-        (Message(role="assistant", content="hi"), False),
-        (Message(role="user", content="hi", tool_calls=(ToolCall(id="x", name="b", arguments='{"a": 1}'),)), False),
-    ],
-)
-def test_a_turn_is_recognised_whatever_its_spacing(message: Message, same: bool) -> None:
-    turn = ParsedMessage(content="hi", reasoning="hm", tool_calls=(ToolCall(id="c", name="b", arguments='{"a": 1}'),))
-    assert same_turn(turn, message) is same
+    assert loaded.decode(kept).count("<|im_start|>") == 4
 
 
 def test_the_renderer_satisfies_its_protocol(renderer: Callable[..., ChatRenderer]) -> None:
     assert isinstance(renderer("tiny"), Renderer)
+
+
+@pytest.mark.parametrize("policy", ["exact", "keep"])
+def test_a_token_that_ended_the_turn_and_opens_the_next_is_not_written_again(
+    renderer: Callable[..., ChatRenderer], policy: str
+) -> None:
+    loaded = renderer("observed", policy=policy)
+    recorded, messages = exchange(loaded, 'I look.\n<tool_call>{"name": "bash", "arguments": {}}</tool_call><|observation|>')
+    rest = loaded.bridge(recorded, messages, [BASH])
+    assert rest is not None
+    assert loaded.decode(rest) == "\n<tool_response>\nnext\n</tool_response><|assistant|>\n"
+
+
+def test_the_recorded_ids_are_not_decoded(renderer: Callable[..., ChatRenderer], monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = renderer("tiny")
+    recorded, messages = exchange(loaded, "hello<|im_end|>")
+    asked: list[int] = []
+    real = loaded.codec.to_bytes
+    monkeypatch.setattr(loaded.codec, "to_bytes", lambda ids: asked.append(len(ids)) or real(ids))
+    assert loaded.bridge(recorded, messages, [BASH]) is not None
+    assert asked == []
+
+
+def test_a_template_that_takes_one_system_message_gets_one(renderer: Callable[..., ChatRenderer]) -> None:
+    messages = [
+        Message(role="system", content="one"),
+        Message(role="system", content="two"),
+        Message(role="user", content="go"),
+    ]
+    for policy in ("exact", "keep"):
+        loaded = renderer("strict", policy=policy)
+        prompt = loaded.render(messages, [])
+        assert loaded.decode(prompt).startswith("<|im_start|>system\none\n\ntwo<|im_end|>\n<|im_start|>user\ngo")
+        recorded = record(loaded, prompt, loaded.codec.encode("ok<|im_end|>"), 4)
+        longer = [*messages, Message(role="assistant", content="ok"), Message(role="system", content="late")]
+        rest = loaded.bridge(recorded, longer, [])
+        assert rest is not None
+        assert loaded.decode(rest) == "\n<|im_start|>user\nlate<|im_end|>\n<|im_start|>assistant\n"
+        longer[3] = Message(role="assistant", content="edited")
+        assert (loaded.bridge(recorded, longer, []) is not None) == (policy == "keep")

@@ -13,7 +13,7 @@ from whippletree.types import Message, ToolSpec
 
 GENERATION = "<|im_start|>assistant\n"
 EXPECTED = {
-    "tiny": Layout(generation_prompt=GENERATION, turn_end="<|im_end|>\n", hermes=True),
+    "tiny": Layout(generation_prompt=GENERATION, turn_end="<|im_end|>\n", hermes=True, call_lead="<tool_call>"),
     "thinking": Layout(
         generation_prompt=GENERATION,
         turn_end="<|im_end|>\n",
@@ -23,8 +23,11 @@ EXPECTED = {
         after_think_close="\n\n",
         hermes=True,
         before_call="\n",
+        call_lead="<tool_call>\n",
     ),
-    "compact": Layout(generation_prompt=GENERATION, turn_end="<|im_end|>", hermes=True, before_call="\n"),
+    "compact": Layout(
+        generation_prompt=GENERATION, turn_end="<|im_end|>", hermes=True, before_call="\n", call_lead="\n<tool_call>"
+    ),
     "opened": Layout(
         generation_prompt=GENERATION + "<think>\n",
         turn_end="<|im_end|>\n",
@@ -35,6 +38,10 @@ EXPECTED = {
         shows_calls=False,
     ),
     "dated": Layout(generation_prompt=GENERATION, turn_end="<|im_end|>\n", shows_calls=False),
+    "strict": Layout(generation_prompt=GENERATION, turn_end="<|im_end|>\n", shows_calls=False, any_system=False),
+    "observed": Layout(
+        generation_prompt="<|assistant|>\n", turn_end="", hermes=True, before_call="\n", call_lead="\n<tool_call>"
+    ),
 }
 
 

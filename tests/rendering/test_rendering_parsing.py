@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rendering_models import assert_joined, read_turn
 
 from whippletree.protocols import StreamDelta
 from whippletree.rendering import ChatRenderer
@@ -51,13 +52,6 @@ def parse(text: str, pieces: list[str] | None = None, layout: Layout | None = No
     rest, message = parser.finish(reason)
     assert_joined(deltas + rest, message)
     return message
-
-
-def assert_joined(deltas: list[StreamDelta], message: ParsedMessage) -> None:
-    assert "".join(delta.content for delta in deltas) == message.content
-    assert "".join(delta.reasoning for delta in deltas) == message.reasoning
-    calls = [(d.tool_index, d.tool_id, d.tool_name, d.arguments) for d in deltas if d.tool_index >= 0]
-    assert calls == [(n, call.id, call.name, call.arguments) for n, call in enumerate(message.tool_calls)]
 
 
 @given(parts=st.lists(PARTS, max_size=8), layout=st.sampled_from(LAYOUTS), data=st.data())
@@ -140,17 +134,17 @@ def test_several_calls_in_one_turn_have_their_own_ids() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('<tool_call>{"name": "bash", "arguments": {"command": "ls"</tool_call>', "truncated"),
         ('<tool_call>{"name": "bash", "arguments": "ls"}</tool_call>', "not a JSON object"),
         ('<tool_call>{"arguments": {}}</tool_call>', "`name`"),
         ('<tool_call>{"name": "bash"}</tool_call>', "`arguments`"),
         ("<tool_call>ls</tool_call>", "malformed"),
-        ('<tool_call>{"name": "bash", "arguments": {"command": "ls"}}', "no </tool_call>"),
-        ('<tool_call>{"name": "bash", "arguments": {"command": "echo oops</tool_call>', "truncated"),
+        ('<tool_call>{"name": "bash", "argum', "no </tool_call>"),
+        ('<tool_call>{"name": "", "arguments": {}}</tool_call>', "no name"),
+        ('<tool_call>{"arguments": {"command": "echo oops</tool_call>', "truncated"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "not readable"),
     ],
 )
-def test_a_malformed_call_stays_in_the_content_with_a_reason(text: str, why: str) -> None:
+def test_a_call_without_a_readable_name_stays_in_the_content_with_a_reason(text: str, why: str) -> None:
     message = parse(f"so: {text}")
     assert message.content == f"so: {text}"
     assert why in message.malformed
@@ -191,3 +185,52 @@ def test_only_the_token_that_ends_the_turn_is_left_out(renderer: Callable[..., C
     assert [delta.content for delta in deltas] == ["a"]
     parser.feed(loaded.codec.encode("b<|im_end|>"))
     assert parser.finish("stop")[1].content == "a<|im_end|>b"
+
+
+@given(parts=st.lists(st.sampled_from(["a", "STOP", "ST", "OP", "<think>", "</think>", CALL, "<tool_call>", "\n"]), max_size=8))
+def test_nothing_after_a_stop_string_is_in_the_message_for_any_split(parts: list[str]) -> None:
+    text = "".join(parts)
+    whole = stopped(text, [text])
+    assert whole == stopped(text, list(text)) == stopped(text, [text[place : place + 3] for place in range(0, len(text), 3)])
+    if whole.stop_sequence:
+        assert whole.finish_reason in ("stop", "tool_calls")
+    elif not whole.tool_calls:
+        assert "STOP" not in whole.content
+
+
+def stopped(text: str, pieces: list[str]) -> ParsedMessage:
+    numbers = iter(range(1000))
+    parser = TextParser(Layout(), thinking=True, calls=True, stops=["STOP"], new_id=lambda: f"call_{next(numbers)}")
+    deltas = [delta for piece in pieces for delta in parser.feed(piece)]
+    rest, message = parser.finish("abort")
+    assert_joined(deltas + rest, message)
+    assert parser.stopped == message.stop_sequence
+    return message
+
+
+def test_a_stop_string_over_several_tokens_ends_the_turn(renderer: Callable[..., ChatRenderer]) -> None:
+    loaded = renderer("tiny")
+    parser = loaded.parser([BASH], ["Observation:", "\n\n\n"])
+    deltas = []
+    for index in loaded.codec.encode("I look. Observation: 17<|im_end|>"):
+        deltas += parser.feed([index])
+        if parser.stopped:
+            break
+    assert parser.stopped == "Observation:"
+    assert parser.feed(loaded.codec.encode(" more")) == []
+    rest, message = parser.finish("abort")
+    assert_joined(deltas + rest, message)
+    assert message == ParsedMessage(content="I look. ", finish_reason="stop", stop_sequence="Observation:")
+
+
+def test_stop_strings_inside_thinking_and_calls_are_no_stops(renderer: Callable[..., ChatRenderer]) -> None:
+    loaded = renderer("thinking")
+    text = '<think>STOP</think>ok\n<tool_call>\n{"name": "bash", "arguments": {"command": "STOP"}}\n</tool_call><|im_end|>'
+    message = read_turn(loaded, loaded.codec.encode(text), [BASH], stops=["STOP"])
+    assert (message.reasoning, message.content, message.stop_sequence) == ("STOP", "ok", "")
+    assert message.tool_calls[0].arguments == '{"command": "STOP"}'
+
+
+def test_a_call_before_a_stop_string_is_still_to_be_answered() -> None:
+    message = stopped(CALL + "so STOP", [CALL + "so STOP"])
+    assert (message.finish_reason, message.stop_sequence, message.content) == ("tool_calls", "STOP", "so ")

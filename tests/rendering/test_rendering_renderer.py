@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from rendering_models import read_turn, record
 
 from whippletree.configuration import dump, field_docs
 from whippletree.errors import ConfigurationError
 from whippletree.rendering import ChatRenderer, RenderingConfig, load_renderer
-from whippletree.types import Message, ToolSpec
+from whippletree.types import Message, ToolCall, ToolSpec
 
 HELLO = [Message(role="user", content="hello")]
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -33,7 +35,8 @@ def test_render_and_bridge_depend_on_their_arguments_only(renderer: Callable[...
     once = fresh.render(HELLO, [])
     once.append(7)  # a caller's list is its own
     for loaded in (fresh, renderer("tiny")):
-        recorded = [*loaded.render(HELLO, []), *renderer("tiny").codec.encode("yes<|im_end|>")]
+        prompt, sampled = loaded.render(HELLO, []), renderer("tiny").codec.encode("yes<|im_end|>")
+        recorded = record(loaded, prompt, sampled, 2)
         longer = [*HELLO, Message(role="assistant", content="yes"), Message(role="user", content="and")]
         assert loaded.render(HELLO, []) == once[:-1]
         assert loaded.bridge(recorded, longer, []) == loaded.bridge(recorded, longer, [])
@@ -108,3 +111,63 @@ def test_another_implementation_is_loaded_by_name(models_dir: Path, tmp_path: Pa
 def test_every_setting_is_documented() -> None:
     assert set(field_docs(RenderingConfig)) == set(RenderingConfig.__struct_fields__)
     assert 'policy = "exact"' in dump(RenderingConfig())
+
+
+BASH = ToolSpec(name="bash")
+
+
+@pytest.mark.parametrize("model", ["tiny", "thinking", "compact", "observed"])
+def test_a_forced_call_is_what_the_template_writes_and_reads_as_one_turn(
+    renderer: Callable[..., ChatRenderer], model: str
+) -> None:
+    loaded = renderer(model)
+    prompt, forced = loaded.render(HELLO, [BASH]), loaded.forced([BASH], "bash")
+    rest = loaded.codec.encode(' {"command": "ls"}}\n</tool_call>')
+    message = read_turn(loaded, [*forced, *rest], [BASH])
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("bash", '{"command": "ls"}')]
+    assert (message.content, message.malformed) == ("", "")
+    turn = Message(role="assistant", tool_calls=(ToolCall(id="c", name="bash", arguments='{"command": "ls"}'),))
+    whole = loaded.template.render([*HELLO, turn], [BASH], generation_prompt=False)
+    assert whole.startswith(loaded.decode([*prompt, *forced]))
+    any_tool = loaded.decode(loaded.forced([BASH], ""))
+    assert loaded.decode(forced).startswith(any_tool)
+    assert any_tool.rstrip().endswith("<tool_call>")
+
+
+def test_nothing_is_forced_where_calls_are_not_read_or_no_tool_is_offered(renderer: Callable[..., ChatRenderer]) -> None:
+    assert renderer("tiny").forced([], "") == []
+    assert renderer("dated").forced([BASH], "bash") == []
+    assert renderer("thinking", tool_format="none").forced([BASH], "bash") == []
+
+
+def test_a_forced_call_closes_thinking_that_the_prompt_opens(models_dir: Path, tmp_path: Path) -> None:
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<tool_call>\n"
+        '{{ \'{"name": "\' ~ c.function.name ~ \'", "arguments": \' }}{{ c.function.arguments | tojson }}{{ "}" }}\n'
+        "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    (tmp_path / "deep.jinja").write_text(source)
+    loaded = load_renderer(models_dir / "tiny", RenderingConfig(template=str(tmp_path / "deep.jinja")))
+    forced = loaded.forced([BASH], "bash")
+    assert loaded.decode(forced) == '\n</think>\n\n<tool_call>\n{"name": "bash", "arguments":'
+    message = read_turn(loaded, forced, [BASH], "length")
+    assert (message.reasoning, message.content) == ("", '<tool_call>\n{"name": "bash", "arguments":')
+
+
+def test_to_bytes_is_exact_for_any_split(renderer: Callable[..., ChatRenderer]) -> None:
+    loaded = renderer("tiny")
+    ids = loaded.codec.encode("é🀄 <|im_end|>")
+    assert loaded.to_bytes(ids) == "é🀄 <|im_end|>".encode()
+    assert all(loaded.to_bytes(ids[:cut]) + loaded.to_bytes(ids[cut:]) == loaded.to_bytes(ids) for cut in range(len(ids)))
+
+
+def test_several_threads_may_render_at_once(models_dir: Path) -> None:
+    loaded = load_renderer(models_dir / "thinking", RenderingConfig(cache_mb=0))
+    cached = load_renderer(models_dir / "thinking")
+    talks = [[Message(role="system", content="s" * 40), Message(role="user", content=f"go {n % 5}")] for n in range(60)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda talk: cached.render(talk, [BASH]), talks))
+    assert together == [loaded.render(talk, [BASH]) for talk in talks]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from whippletree.errors import ConfigurationError, RequestError
 from whippletree.rendering import ChatRenderer, RenderingConfig, load_renderer
+from whippletree.rendering.template import ChatTemplate
 from whippletree.types import Message, ToolCall, ToolSpec
 
 TOOLS = [ToolSpec(name="bash", description="runs <a> & é", parameters={"type": "object", "properties": {"command": {}}})]
@@ -137,3 +140,57 @@ def test_a_template_cannot_reach_python(models_dir: Path, tmp_path: Path) -> Non
     loaded = load_renderer(models_dir / "tiny", RenderingConfig(template=str(tmp_path / "evil.jinja")))
     with pytest.raises(RequestError, match=r"unsafe|__class__"):
         loaded.render([Message(role="user", content="x")], [])
+
+
+def test_what_is_remembered_of_tools_changes_no_text(renderer: Callable[..., ChatRenderer], models_dir: Path) -> None:
+    used, fresh = renderer("thinking"), load_renderer(models_dir / "thinking")
+    assert isinstance(fresh, ChatRenderer)
+    changed = [ToolSpec(name="bash", description="runs <a> & é", parameters={"type": "object", "properties": {"other": {}}})]
+    for tools in (TOOLS, changed, TOOLS, [*TOOLS, *changed]):
+        assert used.text(CONVERSATION, tools) == ChatRenderer.text(fresh, CONVERSATION, tools)
+    assert '"other"' in used.text(CONVERSATION, changed)
+    assert '"other"' not in used.text(CONVERSATION, TOOLS)
+
+
+def test_each_style_of_json_is_remembered_by_itself(models_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "styles.jinja"
+    styles = ["", "indent=1", "separators=(',', ':')", "sort_keys=true", "ensure_ascii=true"]
+    path.write_text(
+        "{% for tool in tools %}" + "|".join(f"{{{{ tool | tojson({style}) }}}}" for style in styles) + "{% endfor %}<|im_end|>"
+    )
+    loaded = load_renderer(models_dir / "tiny", RenderingConfig(template=str(path)))
+    tool = {"type": "function", "function": {"name": "bash", "description": "runs <a> & é", "parameters": TOOLS[0].parameters}}
+    options: list[dict[str, Any]] = [{}, {"indent": 1}, {"separators": (",", ":")}, {"sort_keys": True}]
+    expected = [json.dumps(tool, ensure_ascii=False, **option) for option in options] + [json.dumps(tool)]
+    for _ in range(2):
+        assert loaded.decode(loaded.render([Message(role="user", content="x")], TOOLS)) == "|".join(expected) + "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("{'items': 1}.items is defined", "True"),
+        ("{'a': 1}.b is defined", "False"),
+        ("{'a': 1}.b", ""),
+        ("loop is defined", "False"),
+        ("{'a': {'b': 2}}.a.b", "2"),
+        ("' x '.strip() + 'y'.upper()", "xY"),
+        ("'{}'.format(4)", "4"),
+        ("'{0.__class__}'.format(4)", ""),
+        ("'%s' | format(5)", "5"),
+    ],
+)
+def test_the_short_way_to_keys_and_methods_is_the_sandboxes_way(expression: str, text: str) -> None:
+    source = "{{ " + expression + " }}"
+    source += "{% for x in [7, 8] %}{{ loop.first }}{{ loop.index0 }}{{ loop.cycle(1, 2) }}{{ loop.other }}{% endfor %}"
+    short = ChatTemplate(source, "", {}, RenderingConfig()).render([], [], generation_prompt=False)
+    assert short == ImmutableSandboxedEnvironment().from_string(source).render() == text + "True01False12"
+
+
+@pytest.mark.parametrize(
+    "expression", ["{'a': 1}.update({'b': 2})", "''.__class__.__mro__", "tools[0]._texts.keys()", "tools[0].clear()"]
+)
+def test_the_short_way_leads_out_of_no_sandbox(expression: str) -> None:
+    template = ChatTemplate("{{ " + expression + " }}", "", {}, RenderingConfig())
+    with pytest.raises(RequestError):
+        template.render([], TOOLS, generation_prompt=False)

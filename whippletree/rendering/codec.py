@@ -4,6 +4,7 @@ Invariants (tests/rendering/test_rendering_codec.py):
 - decode(a + b) is the text of the bytes of a followed by the bytes of b: no clean-up, no skipped token, no added space;
 - decode(encode(text)) == canonical(text), and canonical(text) == text unless the tokenizer itself rewrites text;
 - a Detokeniser's pieces, joined, are decode of all ids, wherever the ids are split, also inside a character.
+Texts are encoded segment by segment through a cache (segments.py).
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ import msgspec
 from tokenizers import Tokenizer
 
 from whippletree.errors import ConfigurationError
+from whippletree.rendering.segments import SegmentEncoder
 from whippletree.types import Struct
 
 SPACE_MARK = "\u2581"
+CACHE_BYTES = 64 << 20
 PROBES = ("a", " a", "a  b", "\n\n", "x\r\n\ty ", "é日本語🙂", "{'a': 1}")
 
 
-def load_codec(path: Path) -> Codec:
-    """Read a `tokenizer.json`. Raises ConfigurationError when it is missing or cannot reproduce text exactly."""
+def load_codec(path: Path, cache_bytes: int = CACHE_BYTES) -> Codec:
+    """Read a `tokenizer.json`. Raises ConfigurationError when it is missing or cannot reproduce text exactly.
+
+    `cache_bytes` bounds the memory for segments that were encoded already.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -37,7 +43,7 @@ def load_codec(path: Path) -> Codec:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot read
         raise ConfigurationError(f"{path}: not a usable tokenizer file: {error}", "save the tokenizer again") from error
-    codec = Codec(tokenizer, spec)
+    codec = Codec(tokenizer, spec, cache_bytes)
     for probe in PROBES:
         back = codec.decode(codec.encode(probe))
         if back != probe:
@@ -48,7 +54,8 @@ def load_codec(path: Path) -> Codec:
 
 
 class AddedToken(Struct):
-    """An entry of `added_tokens`. `lstrip` and `rstrip` swallow the white space beside the token.
+    """An entry of `added_tokens`. `lstrip` and `rstrip` swallow the white space beside the token; a `single_word` is found only
+    between words; a `normalized` one is looked for after the tokenizer has rewritten the text.
 
     Example: AddedToken(id=2, content="<|im_end|>")
     """
@@ -57,6 +64,13 @@ class AddedToken(Struct):
     content: str
     lstrip: bool = False
     rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """True when the text beside the token plays no part."""
+        return not (self.lstrip or self.rstrip or self.single_word)
 
 
 class TokenizerSpec(Struct):
@@ -73,25 +87,35 @@ class TokenizerSpec(Struct):
 class Codec:
     """One tokenizer. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, spec: TokenizerSpec) -> None:
+    def __init__(self, tokenizer: Tokenizer, spec: TokenizerSpec, cache_bytes: int) -> None:
         self._tokenizer = tokenizer
         self._pieces = _Pieces(tokenizer, spec)
         self._added = frozenset(token.id for token in spec.added_tokens)
         self.rewrites = spec.normalizer is not None or any(token.lstrip or token.rstrip for token in spec.added_tokens)
-        self._cached = lru_cache(maxsize=32)(self._encode)
+        first = [token for token in spec.added_tokens if not token.normalized]
+        self._segments = SegmentEncoder(
+            lambda text: self._tokenizer.encode(text, add_special_tokens=False).ids,
+            {token.content: token.id for token in first},
+            plain=all(token.plain for token in first),
+            limit=cache_bytes,
+        )
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return tuple(ids)
+    @property
+    def splits(self) -> bool:
+        """True when text is encoded in segments, each remembered; False when only whole texts are."""
+        return self._segments.splits
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text; the text of a special token becomes that token. The last few texts are remembered."""
-        return list(self._cached(text))
+        """Ids of the text; the text of a special token becomes that token. What was encoded lately is remembered."""
+        return self._segments.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens included; bytes that are no UTF-8 become U+FFFD; ids without a token are nothing."""
-        pieces = self._pieces
-        return b"".join([pieces[index] for index in ids]).decode("utf-8", "replace")
+        return self.to_bytes(ids).decode("utf-8", "replace")
+
+    def to_bytes(self, ids: Sequence[int]) -> bytes:
+        """The exact bytes behind the ids."""
+        return b"".join(map(self._pieces.__getitem__, ids))
 
     def canonical(self, text: str) -> str:
         """The text as this tokenizer sees it (after its normaliser); the text itself where it rewrites nothing."""
@@ -101,6 +125,17 @@ class Codec:
         """Id of a token by its exact name; None when there is none."""
         index: int | None = self._tokenizer.token_to_id(token)
         return index
+
+    def required_id(self, token: str, setting: str) -> int:
+        """Id of a token that a setting names. Raises ConfigurationError when there is none."""
+        index = self.token_id(token)
+        if index is None:
+            raise ConfigurationError(f"{setting}: the tokenizer has no token {token!r}", "write its exact name")
+        return index
+
+    def size(self, index: int) -> int:
+        """How many bytes stand behind an id."""
+        return len(self._pieces[index])
 
     def is_added(self, index: int) -> bool:
         """True for tokens added beside the vocabulary (marks such as <|im_end|>)."""

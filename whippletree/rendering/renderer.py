@@ -1,44 +1,38 @@
 """The renderer of every model that has a `tokenizer.json` and a Jinja chat template.
 
     messages ─► template ─► text ─► codec ─► ids         render
-    recorded ids + encode(what the template adds)        bridge
+    recorded ids + encode(what the template adds)        bridge (recorded ids are compared as bytes, never decoded)
     sampled ids ─► codec ─► parser ─► message            parser
 
 Invariants (tests/rendering/test_rendering_renderer.py):
-- bridge, policy "exact": the ids start with the recorded ids and their text is the text that render gives;
-- bridge, policy "keep": the ids start with the recorded ids, and it gives ids wherever "exact" does;
+- bridge, policy "exact": the text of the recorded ids and of those it gives is the text that render gives;
+- bridge, policy "keep": it gives ids wherever "exact" does; policy "engine": it gives none;
+- the parser reads the forced beginning of a call, then what was sampled, as one turn;
 - render and bridge depend on nothing but their arguments, the model's files and the configuration.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from whippletree.errors import ConfigurationError, RequestError
-from whippletree.protocols import Renderer
+from whippletree.protocols import Recorded, Renderer
 from whippletree.rendering.bridging import exact_remainder, kept_remainder
+from whippletree.rendering.caching import ByteCache
 from whippletree.rendering.codec import Codec, load_codec
 from whippletree.rendering.config import RenderingConfig
-from whippletree.rendering.layout import Layout, measure
+from whippletree.rendering.layout import Layout, measure, opened_call
 from whippletree.rendering.parsing import TextParser, TurnParser
 from whippletree.rendering.template import ChatTemplate, end_tokens, load_template
-from whippletree.types import Message, ParsedMessage, Struct, ToolSpec
+from whippletree.types import Message, ToolSpec
 
-
-class _Conversation(Struct):
-    """Key of the cache of rendered texts.
-
-    Example: _Conversation(messages=(Message(role="user", content="hi"),))
-    """
-
-    messages: tuple[Message, ...]
-    tools: tuple[ToolSpec, ...] = ()
+FAMILIES = "renderers"
+TEXT_SHARE = 8  # rendered texts may take this part of the memory for encoded segments
 
 
 class ChatRenderer:
@@ -56,7 +50,7 @@ class ChatRenderer:
         self.reads_thinking = config.reasoning_format == "think" or (
             config.reasoning_format == "auto" and (self.layout.thinks or self.layout.opens_thinking)
         )
-        self._texts = lru_cache(maxsize=32)(self._text)
+        self._texts: ByteCache[bytes, str] = ByteCache(config.cache_bytes // TEXT_SHARE)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         """Prompt ids with the generation prompt at the end. Raises RequestError when the template refuses the messages."""
@@ -68,55 +62,84 @@ class ChatRenderer:
             raise RequestError(
                 "this model's chat template leaves tool calls out", "use a harness without tool calls or another template"
             )
-        return self._texts(msgspec.msgpack.encode(_Conversation(messages=tuple(messages), tools=tuple(tools))))
+        key = msgspec.msgpack.encode((messages, tools))
+        text = self._texts.get(key)
+        if text is None:
+            text = self.template.render(self._fitting(messages), tools, generation_prompt=True)
+            self._texts.put(key, text, len(key) + 4 * len(text))
+        return text
 
-    def _text(self, key: bytes) -> str:
-        conversation = msgspec.msgpack.decode(key, type=_Conversation)
-        return self.template.render(conversation.messages, conversation.tools, generation_prompt=True)
-
-    def bridge(self, recorded: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
-        """Prompt ids that start with the recorded ids; None where the policy forbids it. Only the new part is encoded."""
-        rest = exact_remainder(self.codec, self.text(messages, tools), self.codec.decode(recorded))
+    def bridge(self, recorded: Recorded, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+        """The ids that follow the recorded ones; None where the policy forbids it. Only the new part is encoded."""
+        if self.policy == "engine":
+            return None
+        rest = exact_remainder(self.codec, self.text(messages, tools), recorded.text)
         if rest is None and self.policy == "keep":
             rest = self._kept(recorded, messages, tools)
-        return None if rest is None else [*recorded, *self.codec.encode(rest)]
+        return None if rest is None else self.codec.encode(rest)
 
-    def _kept(self, recorded: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | None:
-        """Text to put after the recorded ids under "keep": what the turn's end lacks, then what comes after the turn."""
-        ended = bool(recorded) and recorded[-1] in self.stop_token_ids
-        end = self.codec.decode(recorded[-1:]) if ended else ""
-        body = self.codec.decode(recorded[:-1] if ended else recorded)
-        after = kept_remainder(
-            self.template, self.layout, parse=self._parse(tools), recorded=body, messages=messages, tools=tools
-        )
-        return None if after is None else self.layout.turn_end.removeprefix(end) + after
+    def forced(self, tools: Sequence[ToolSpec], name: str) -> list[int]:
+        """Ids that begin a call of the tool `name`, or of any ("") tool; [] where calls are not read or no tool is offered."""
+        if not self.reads_calls or not self.layout.call_lead or not tools:
+            return []
+        return self.codec.encode(opened_call(self.layout.call_lead, name))
 
-    def _parse(self, tools: Sequence[ToolSpec]) -> Callable[[str], ParsedMessage]:
-        def parse(text: str) -> ParsedMessage:
-            parser = self._text_parser(tools)
-            parser.feed(text)
-            return parser.finish("stop")[1]
+    def to_bytes(self, token_ids: Sequence[int]) -> bytes:
+        """The exact bytes behind the ids."""
+        return self.codec.to_bytes(token_ids)
 
-        return parse
-
-    def _text_parser(self, tools: Sequence[ToolSpec]) -> TextParser:
-        return TextParser(self.layout, thinking=self.reads_thinking, calls=self.reads_calls and bool(tools))
-
-    def parser(self, tools: Sequence[ToolSpec]) -> TurnParser:
+    def parser(self, tools: Sequence[ToolSpec], stops: Sequence[str] = ()) -> TurnParser:
         """A fresh parser for one sampled turn. Where no tool was offered, call marks are plain content."""
-        return TurnParser(self.codec, self.stop_token_ids, self._text_parser(tools))
+        calls = self.reads_calls and bool(tools)
+        text_parser = TextParser(self.layout, thinking=self.reads_thinking, calls=calls, stops=stops)
+        return TurnParser(self.codec, self.stop_token_ids, text_parser)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, special tokens included."""
         return self.codec.decode(token_ids)
 
+    def _kept(self, recorded: Recorded, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | None:
+        """Text to put after the recorded ids under "keep": what the turn's end lacks, then what comes after the turn."""
+        last = recorded.sampled[-1:].tolist()
+        fitting = self._fitting(messages)
+        return kept_remainder(
+            self.template,
+            self.layout,
+            messages=fitting,
+            recorded=recorded.messages - (len(messages) - len(fitting)),
+            ended=self.codec.decode(last) if last and last[0] in self.stop_token_ids else "",
+            tools=tools,
+        )
+
+    def _fitting(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages as this template takes them: where it takes one system message, the first ones are joined and later ones
+        come from the user."""
+        return messages if self.layout.any_system else fit_system(messages)
+
+
+def fit_system(messages: Sequence[Message]) -> list[Message]:
+    """The first system messages as one, joined by an empty line; later ones as user messages. Order and content stay."""
+    count = next((place for place, message in enumerate(messages) if message.role != "system"), len(messages))
+    leading = "\n\n".join(message.content for message in messages[:count])
+    later = [msgspec.structs.replace(m, role="user") if m.role == "system" else m for m in messages[count:]]
+    return [*([Message(role="system", content=leading)] if count else []), *later]
+
 
 def load_renderer(model_dir: Path, config: RenderingConfig | None = None) -> Renderer:
     """The renderer of a model directory in Hugging Face layout. Raises ConfigurationError that names file or key."""
     config = config or RenderingConfig()
+    if config.renderer == FAMILIES:
+        from whippletree.rendering.families import load_family
+
+        return load_family(model_dir, config)
+    if config.family:
+        raise ConfigurationError(
+            f"rendering.family {config.family!r} is not used by rendering.renderer {config.renderer!r}",
+            f'set rendering.renderer = "{FAMILIES}" or leave the family out',
+        )
     if config.renderer:
         return _custom(config.renderer, model_dir, config)
-    codec = load_codec(model_dir / "tokenizer.json")
+    codec = load_codec(model_dir / "tokenizer.json", config.cache_bytes)
     template = load_template(model_dir, config)
     layout = measure(template)
     return ChatRenderer(codec, template, layout, _stop_token_ids(codec, layout, model_dir, config), config)
@@ -128,11 +151,7 @@ def _stop_token_ids(codec: Codec, layout: Layout, model_dir: Path, config: Rende
     named = [codec.token_id(own) if own else None]
     end = codec.encode(layout.turn_end)[:1]
     named += [index for index in end if codec.is_added(index)]
-    for token in config.stop_tokens:
-        index = codec.token_id(token)
-        if index is None:
-            raise ConfigurationError(f"rendering.stop_tokens: the tokenizer has no token {token!r}", "write its exact name")
-        named.append(index)
+    named += [codec.required_id(token, "rendering.stop_tokens") for token in config.stop_tokens]
     found = sorted({*ids, *(index for index in named if index is not None)})
     if not found:
         raise ConfigurationError(f"{model_dir} names no token that ends a turn", "set rendering.stop_tokens")

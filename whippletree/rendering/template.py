@@ -3,7 +3,8 @@
 Invariants (tests/rendering/test_rendering_template.py):
 - the text equals what transformers' `apply_chat_template` gives for the same messages and the same date;
 - the same messages give the same text on any day;
-- a template that refuses or cannot render the messages is a RequestError, one that does not compile a ConfigurationError.
+- a template that refuses or cannot render the messages is a RequestError, one that does not compile a ConfigurationError;
+- what is remembered (tools as a template sees them, their JSON) changes no text.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import msgspec
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from whippletree.errors import ConfigurationError, RequestError
+from whippletree.rendering.caching import ByteCache
 from whippletree.rendering.config import RenderingConfig
 from whippletree.types import Message, ToolCall, ToolSpec
 
 TINY = Path(__file__).parent / "templates" / "tiny.jinja"
+TOOLS_BYTES = 16 << 20  # for tool lists that were seen lately
+OBJECT_FACTOR = 6  # Python objects take about this many times the bytes of their JSON
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -44,14 +49,15 @@ class ChatTemplate:
             ) from error
         self._variables = variables
         self._text_arguments = config.arguments == "text"
+        self._seen: ByteCache[bytes, list[_Tool]] = ByteCache(TOOLS_BYTES)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation_prompt: bool) -> str:
         """Text of the messages. Raises RequestError when the template refuses them."""
         template = self._tools if tools else self._plain
         try:
             text = template.render(
-                messages=[_message(message, self._text_arguments) for message in messages],
-                tools=[_tool(tool) for tool in tools] or None,
+                messages=[message_object(message, text_arguments=self._text_arguments) for message in messages],
+                tools=self._tool_list(tools) or None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
                 **self._variables,
@@ -61,6 +67,16 @@ class ChatTemplate:
                 f"the chat template refuses these messages: {error}", "change the messages or the template"
             ) from error
         return text.encode("utf-8", "replace").decode()  # a lone surrogate from an escaped argument has no UTF-8
+
+    def _tool_list(self, tools: Sequence[ToolSpec]) -> list[_Tool]:
+        if not tools:
+            return []
+        key = msgspec.msgpack.encode(tools)
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = [_Tool(tool_object(tool)) for tool in tools]
+            self._seen.put(key, seen, OBJECT_FACTOR * len(key))
+        return seen
 
 
 def load_template(model_dir: Path, config: RenderingConfig) -> ChatTemplate:
@@ -118,7 +134,7 @@ def _token(value: str | dict[str, Any]) -> str:
     return value if isinstance(value, str) else str(value["content"])
 
 
-def _message(message: Message, text_arguments: bool) -> dict[str, Any]:
+def message_object(message: Message, *, text_arguments: bool) -> dict[str, Any]:
     """A message as transformers hands it to templates: keys that do not apply are left out."""
     out: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
@@ -143,15 +159,53 @@ def _tool_call(call: ToolCall, text_arguments: bool) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _tool(tool: ToolSpec) -> dict[str, Any]:
+def tool_object(tool: ToolSpec) -> dict[str, Any]:
+    """A tool as transformers hands it to templates."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 
-def _environment(date: str) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
-    )
+class _Tool(dict[str, Any]):
+    """A tool as templates see it; its JSON is made once."""
+
+    __slots__ = ("_texts",)
+
+    def __init__(self, tool: dict[str, Any]) -> None:
+        super().__init__(tool)
+        self._texts: dict[object, str] = {}
+
+    def json(self, style: object, make: Callable[[], str]) -> str:
+        """Its JSON in a style that was asked for before, or as `make` gives it."""
+        text = self._texts.get(style)
+        if text is None:
+            text = self._texts[style] = make()
+        return text
+
+
+_DICT_NAMES = frozenset(dir(dict))
+_LOOP_NAMES = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
+_STR_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with a short way for what templates do most: keys of dictionaries, methods of strings, places in a loop.
+
+    What the short way gives is what the sandbox gives; anything else, and `format`, goes through the sandbox.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`obj.attribute` in a template."""
+        kind = type(obj)
+        if kind is dict or kind is _Tool:
+            if attribute not in _DICT_NAMES:
+                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        elif (kind is str and attribute in _STR_METHODS) or (kind is LoopContext and attribute in _LOOP_NAMES):
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
+def _environment(date: str) -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _clock(date)
@@ -175,7 +229,13 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    def make() -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    if isinstance(value, _Tool):
+        style = (ensure_ascii, indent, tuple(separators) if separators else None, sort_keys)
+        return value.json(style, make)
+    return make()
 
 
 def _refuse(message: str) -> None:
