@@ -1,4 +1,4 @@
-"""Reading the wire of engines: events, turns, refusals, scores. Pure; replies are recordings of a real vLLM."""
+"""Reading the wire of engines: turns, refusals, scores. Pure; replies are recordings of a real vLLM."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm_parts import PROMPT, recording
 
-from whippletree.engines import wire
-from whippletree.engines.wire import EventReader, Piece, TurnReader, Usage, completion_piece, prompt_scores, refusal
+from whippletree.engines.events import EventReader
+from whippletree.engines.turn import TurnReader
+from whippletree.engines.wire import Piece, Usage, completion_piece, completion_pieces, prompt_scores, refusal
 from whippletree.errors import ContextOverflow, EngineError, EngineUnavailable
 from whippletree.types import TokenChunk, VersionSpan
 
@@ -30,35 +31,6 @@ def chunks_of(pieces: list[Piece]) -> list[TokenChunk]:
     return [*chunks, turn.end()]
 
 
-# --- events ---
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, len(STREAM)), max_size=30))
-def test_events_do_not_depend_on_how_the_stream_was_split(cuts: list[int]) -> None:
-    assert events_of(STREAM, cuts) == events_of(STREAM, [])
-
-
-def test_events_of_single_bytes_are_the_events() -> None:
-    events = events_of(STREAM, list(range(1, len(STREAM))))
-    assert events == events_of(STREAM, [])
-    assert events[-1] == b"[DONE]"
-    assert len(events) == 8  # six tokens, the usage, the end
-
-
-def test_comments_other_fields_and_carriage_returns_are_no_data() -> None:
-    data = b": keep-alive\r\n\r\nevent: x\r\nid: 3\r\ndata: {\r\ndata:}\r\n\r\ndata: tail without end"
-    assert events_of(data, []) == [b"{\n}"]
-
-
-def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "EVENT_LIMIT_BYTES", 1000)
-    reader = EventReader()
-    with pytest.raises(EngineError, match="no end"):
-        for _ in range(20):
-            reader.feed(b"data: " + b"x" * 100)
-
-
 # --- turns ---
 
 
@@ -68,6 +40,45 @@ def test_a_recorded_stream_becomes_aligned_chunks_with_one_end() -> None:
     assert all(len(chunk.token_ids) == len(chunk.logprobs) for chunk in chunks)
     assert [chunk.finish_reason for chunk in chunks] == [None] * 5 + ["length"]
     assert {chunk.policy_version for chunk in chunks} == {3}
+
+
+def token(token_ids: list[int], logprobs: list[float], **fields: object) -> bytes:
+    """One event as a server sends it."""
+    choice = {"text": "", "token_ids": token_ids, "logprobs": {"token_logprobs": logprobs}, **fields}
+    return msgspec.json.encode({"choices": [choice]})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 1)), min_size=1, max_size=12), st.booleans())
+def test_a_read_gives_the_same_turn_as_its_events_one_by_one(sizes: list[tuple[int, int]], usage: bool) -> None:
+    events = [token([5] * size, [-0.5] * size, policy_version=version) for size, version in sizes]
+    events.append(token([2], [-0.1], finish_reason="stop", policy_version=1))
+    total = sum(size for size, _ in sizes) + 1
+    if usage:
+        events.append(msgspec.json.encode({"choices": [], "usage": {"completion_tokens": total}}))
+    joined, single = completion_pieces(events), [completion_piece(event) for event in events]
+    assert len(joined) <= len(single)
+    for pieces in (joined, single):
+        turn = TurnReader("engine", "r1", 0)
+        chunks = [*turn.feed_all(pieces), turn.end()]
+        labelled = [(i, c.policy_version) for c in chunks for i in c.token_ids]
+        assert labelled == [(5, version) for size, version in sizes for _ in range(size)] + [(2, 1)]
+        assert len([value for c in chunks for value in c.logprobs]) == total
+
+
+def test_events_that_make_up_for_each_other_are_not_joined() -> None:
+    turn = TurnReader("engine", "r1", 0)
+    with pytest.raises(EngineError, match="2 token ids came with 1 logprobs"):
+        turn.feed_all(completion_pieces([token([5], [-0.1]), token([6, 7], [-0.1]), token([8], [-0.1, -0.2])]))
+
+
+def test_pieces_of_one_version_become_one_chunk_and_others_stay_apart() -> None:
+    turn = TurnReader("engine", "r1", 3)
+    pieces = [Piece(token_ids=[5 + i], logprobs=[-float(i)], policy_version=i // 3) for i in range(7)]
+    chunks = turn.feed_all([*pieces, Piece(token_ids=[2], logprobs=[-9.0], finish_reason="stop")])
+    assert [(chunk.token_ids, chunk.policy_version) for chunk in chunks] == [([5, 6, 7], 0), ([8, 9, 10], 1), ([11], 2)]
+    assert [value for chunk in chunks for value in chunk.logprobs] == [-float(i) for i in range(7)]
+    assert turn.end().token_ids == [2]
 
 
 def test_streamed_and_whole_replies_of_one_seed_are_the_same_turn() -> None:

@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from vllm_parts import PROMPT, Recording, Replay, recording, serving, turn
 
 from whippletree.engines.config import VllmConfig
+from whippletree.engines.probe_chat import probe_features
 from whippletree.engines.vllm import PLUGIN, VllmEngine, vllm_command
 from whippletree.engines.vllm_plugin import whippletree_vllm as plugin
 from whippletree.engines.vllm_wire import gauge, policy_version, vllm_piece
 from whippletree.errors import ConfigurationError, ContextOverflow, EngineError, EngineUnavailable
-from whippletree.types import TokenChunk, VersionSpan, WeightUpdate
+from whippletree.types import ChatRequest, ChatTurn, Message, Sampling, TokenChunk, ToolSpec, VersionSpan, WeightUpdate
 
 GENERATE = "/inference/v1/generate"
 RPC = "/collective_rpc"
@@ -76,8 +77,8 @@ def write_tensors(directory: Path, shapes: dict[str, list[int]], name: str = "mo
 async def test_a_recorded_turn_is_read_however_it_is_split(piece: int) -> None:
     async with client(Replay(answers(), piece=piece)) as engine:
         chunks = await turn_of(engine)
-    assert [len(chunk.token_ids) for chunk in chunks] == [1] * 6
-    assert [chunk.finish_reason for chunk in chunks] == [None] * 5 + ["length"]
+    assert sum(len(chunk.token_ids) for chunk in chunks) == sum(len(chunk.logprobs) for chunk in chunks) == 6
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     assert all(len(chunk.token_ids) == len(chunk.logprobs) for chunk in chunks)
 
 
@@ -352,3 +353,40 @@ def test_what_a_started_server_needs_is_asked_for(missing: str) -> None:
     del settings[missing]
     with pytest.raises(ConfigurationError, match=f"engine.{missing}"):
         vllm_command(VllmConfig(**settings))
+
+
+# --- the chat endpoint ---
+
+
+CHAT = ChatTurn(
+    request_id="c-1-1",
+    request=ChatRequest(
+        model="x", messages=(Message(role="user", content="the trail starts"),), tools=(ToolSpec(name="note"),)
+    ),
+    sampling=Sampling(max_tokens=6, seed=1),
+)
+
+
+@pytest.mark.parametrize("piece", [1, 65536])
+async def test_a_recorded_chat_is_told_in_ids_however_it_is_split(piece: int) -> None:
+    replay = Replay({**answers(), "/v1/chat/completions": recording("chat_stream")}, piece=piece)
+    async with client(replay) as engine:
+        chunks = [chunk async for chunk in engine.chat(CHAT)]
+    ids = [token for chunk in chunks for token in chunk.token_ids]
+    assert ids[:3] == [207, 129, 91]
+    assert len(ids) == sum(len(chunk.logprobs) for chunk in chunks) == chunks[-1].sampled_tokens == 6
+    assert [chunk.prompt_ids for chunk in chunks if chunk.prompt_ids] == [[1, 87, 85, 71, 84, 201, 263, 288, 297, 2, 201]]
+    assert chunks[0].prompt_ids
+    assert {chunk.policy_version for chunk in chunks} == {7}
+    assert not any(chunk.deltas for chunk in chunks)
+    (body,) = [body for path, body in replay.asked if path == "/v1/chat/completions"]
+    wanted = {"return_token_ids": True, "logprobs": True, "stream": True, "request_id": "c-1-1", "model": "policy"}
+    assert {key: body[key] for key in wanted} == wanted
+
+
+async def test_a_server_without_a_tool_parser_says_so_and_the_probe_believes_it() -> None:
+    refused = Replay({**answers(), "/v1/chat/completions": recording("chat_tools_refused")})
+    async with client(refused) as engine:
+        with pytest.raises(EngineError, match="--enable-auto-tool-choice"):
+            [chunk async for chunk in engine.chat(CHAT)]
+        assert await probe_features(engine) == (False, False)

@@ -6,21 +6,24 @@ Set WHIPPLETREE_VLLM_PYTHON to the interpreter of an environment with vLLM (see 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from suite import EngineSuite, Reference, Served, prompt_of, request, run
+from suite import EngineSuite, Reference, Served, close, idle, prompt_of, request, run
 from vllm_parts import tiny_model, vllm_server
 
 from whippletree.engines.probe import check_weights
 from whippletree.engines.vllm import VllmEngine
 from whippletree.engines.vllm_wire import RpcReply
 from whippletree.errors import EngineError, WeightMismatch
-from whippletree.protocols import Engine
-from whippletree.types import Struct, WeightUpdate
+from whippletree.protocols import ChatEngine, Engine
+from whippletree.types import ChatRequest, ChatTurn, Message, Sampling, Struct, WeightUpdate
 
 PYTHON = os.environ.get("WHIPPLETREE_VLLM_PYTHON", "")
 TOLERANCE = 1e-3
@@ -111,7 +114,7 @@ async def test_vllms_own_reload_is_silently_wrong_and_is_caught(url: str, served
     engine = await fresh(url, served.old)
     ids = prompt_of(60, 22)
     reload = Reload(method="reload_weights", kwargs={"weights_path": served.new})
-    await engine.request("POST", "/collective_rpc", reload, seconds=60.0)
+    await engine.http.request("POST", "/collective_rpc", msgspec.json.encode(reload), seconds=60.0)
     for directory in (served.new, served.old):
         with pytest.raises(WeightMismatch):
             await check_weights(engine, ids, reference(directory, ids, 1.0), TOLERANCE)
@@ -201,9 +204,57 @@ def test_a_load_says_how_much_it_packed_again(url: str, served: Served) -> None:
     async def load() -> RpcReply:
         engine = await fresh(url, served.old)
         body = msgspec.convert({"method": "whippletree_load", "kwargs": {"directory": served.old}}, Reload)
-        reply = await engine.call("POST", "/collective_rpc", RpcReply, body)
+        reply = await engine.http.call("POST", "/collective_rpc", RpcReply, body)
         await engine.close()
         return reply
 
     (worker,) = asyncio.run(load()).results
     assert (worker.tensors, worker.repacked, worker.refused) == (24, 2, "")
+
+
+# --- the chat endpoint ---
+
+
+def asked(**fields: Any) -> ChatTurn:
+    request = ChatRequest(model="policy", messages=(Message(role="user", content="the trail starts at amber"),))
+    request = msgspec.structs.replace(request, **fields)
+    return ChatTurn(request_id=f"chat-{uuid.uuid4().hex}", request=request, sampling=Sampling(max_tokens=24, seed=3))
+
+
+async def test_the_chat_endpoint_gives_prompt_ids_ids_and_their_logprobs(engine: VllmEngine, served: Served) -> None:
+    assert isinstance(engine, ChatEngine)
+    chunks = [chunk async for chunk in engine.chat(asked())]
+    prompt = [token for chunk in chunks for token in chunk.prompt_ids]
+    ids = [token for chunk in chunks for token in chunk.token_ids]
+    logprobs = [value for chunk in chunks for value in chunk.logprobs]
+    assert len(ids) == len(logprobs) == chunks[-1].sampled_tokens
+    assert len(prompt) == chunks[-1].prompt_tokens
+    assert chunks[-1].finish_reason in ("stop", "length")
+    assert not any(chunk.deltas for chunk in chunks)
+    assert {chunk.policy_version for chunk in chunks} == {(await engine.status()).policy_version}
+    assert close(logprobs, (await engine.score(prompt + ids))[len(prompt) - 1 :], served.tolerance)
+
+
+async def test_closing_a_chat_ends_it_in_the_server(engine: VllmEngine) -> None:
+    turn = msgspec.structs.replace(asked(), sampling=Sampling(max_tokens=200))
+    stream = engine.chat(turn)
+    await anext(stream)
+    await stream.aclose()
+    assert await idle(engine)
+
+
+async def test_the_probe_finds_the_context_and_what_the_chat_endpoint_can_do(engine: VllmEngine) -> None:
+    report = await engine.probe()
+    assert (report.context_length, report.structured, report.experts) == (CONTEXT, True, False)
+    assert not report.tool_calls  # this server was started without a tool call parser
+
+
+async def test_tokens_follow_a_schema(engine: VllmEngine, served: Served) -> None:
+    from transformers import AutoTokenizer
+
+    schema = {"type": "object", "properties": {"ok": {"enum": [True]}}, "required": ["ok"], "additionalProperties": False}
+    bound = msgspec.structs.replace(request("schema", prompt_of(9, 28), stop=[2], max_tokens=120), schema=schema)
+    turn = await run(engine, bound)
+    text = AutoTokenizer.from_pretrained(served.old).decode(turn.token_ids, skip_special_tokens=True)
+    assert turn.finish_reason == "stop"
+    assert json.loads(text) == {"ok": True}

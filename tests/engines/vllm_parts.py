@@ -28,6 +28,7 @@ from whippletree.types import GenerateRequest, Sampling, Struct, WeightUpdate
 RECORDINGS = Path(__file__).parent / "recordings"
 PROMPT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29]
 START_SECONDS = 240.0
+CHAT_TOOL = {"type": "function", "function": {"name": "note", "parameters": {"type": "object", "properties": {}}}}
 
 
 class Recording(Struct):
@@ -239,6 +240,12 @@ def _generate(**changes: Any) -> dict[str, Any]:
     return {**body, "sampling_params": {**sampling, **changes.pop("sampling", {})}, **changes}
 
 
+def _chat(**changes: Any) -> dict[str, Any]:
+    body = {"model": "policy", "messages": [{"role": "user", "content": "the trail starts"}], "max_tokens": 6, "seed": 1}
+    stream = {"temperature": 1.0, "logprobs": True, "return_token_ids": True, "stream": True}
+    return {**body, **stream, "stream_options": {"include_usage": True}, **changes}
+
+
 async def _record(url: str, first: Path, second: Path) -> None:
     headers = {"Content-Type": "application/json"}
     async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(force_close=True)) as session:
@@ -257,6 +264,8 @@ async def _record(url: str, first: Path, second: Path) -> None:
         await keep("completion_overflow", "POST", "/v1/completions", _completion(prompt=list(range(260))))
         await keep("completion_unknown_model", "POST", "/v1/completions", _completion(model="nobody"))
         await keep("generate_stream", "POST", "/inference/v1/generate", _generate())
+        await keep("chat_stream", "POST", "/v1/chat/completions", _chat())
+        await keep("chat_tools_refused", "POST", "/v1/chat/completions", _chat(tools=[CHAT_TOOL]))
         await keep("generate_overflow", "POST", "/inference/v1/generate", _generate(token_ids=list(range(260))))
         await keep("rpc_failure", "POST", "/collective_rpc", {"method": "no_such_method"})
         await keep("rpc_refused", "POST", "/collective_rpc", {"method": "whippletree_load", "args": ["/nonexistent"]})

@@ -5,7 +5,7 @@ It serves any such server as it is (generate and score); engines with control ro
     caller ── generate ──► POST, events ──► TurnReader ──► TokenChunk
     caller closes the iterator, or abort(id) ──► the HTTP response is closed ──► the server ends the request
 
-Who waits for whom: `generate` waits for the server's next bytes, at most `read_seconds`; abort and closing unblock it at once.
+Who waits for whom: `generate` waits for the server's next bytes, at most `Timeouts.read` seconds; abort and closing unblock it.
 
 Invariants (tests/engines/test_completions_client.py):
 - a turn's chunks are those of wire.TurnReader: aligned, with one end;
@@ -15,43 +15,17 @@ Invariants (tests/engines/test_completions_client.py):
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
-from typing import TypeVar
-from urllib.parse import urlsplit
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 
-import aiohttp
 import msgspec
 
 from whippletree.engines.probe import Observation, probe_engine
-from whippletree.engines.wire import (
-    CompletionRequest,
-    EventReader,
-    Piece,
-    StreamOptions,
-    TurnReader,
-    completion_piece,
-    prompt_scores,
-    refusal,
-)
-from whippletree.errors import ConfigurationError, EngineError, EngineUnavailable
+from whippletree.engines.transport import Running, Timeouts, Transport
+from whippletree.engines.turn import TurnReader
+from whippletree.engines.wire import CompletionRequest, Piece, StreamOptions, completion_pieces, prompt_scores
+from whippletree.errors import EngineError, EngineUnavailable
 from whippletree.types import EngineReport, EngineStatus, GenerateRequest, Struct, TokenChunk, WeightUpdate
-
-R = TypeVar("R")
-DRAIN_SECONDS = 1.0
-KEEP_SECONDS = 3.0  # idle connections; less than the 5 s after which vLLM closes them
-
-
-class Timeouts(Struct):
-    """Limits of a client's waits, seconds. `read` bounds the silence between bytes, not a turn; a paused engine is silent.
-
-    Example: Timeouts(connect=5.0, read=600.0, control=120.0)
-    """
-
-    connect: float = 5.0
-    read: float = 600.0
-    control: float = 120.0
 
 
 class ModelCard(Struct):
@@ -73,35 +47,15 @@ class ModelList(Struct):
     data: list[ModelCard] = []
 
 
-class _Running:
-    """A request in flight: what abort needs to end it."""
-
-    def __init__(self) -> None:
-        self.aborted = asyncio.Event()
-        self.response: aiohttp.ClientResponse | None = None
-
-    def end(self) -> None:
-        self.aborted.set()
-        if self.response is not None:
-            self.response.close()
-
-
-async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Read past the last event to the end of the reply, so that its connection can be used again; do not insist."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            while not response.content.at_eof():
-                await response.content.readany()
-
-
 class CompletionsEngine:
     """Engine over a plain token-in /v1/completions server. Its weights never change, so its policy version is given.
 
-    A subclass overrides `route`, `encode` and `read` for another wire form, and the control methods.
+    A subclass overrides `route`, `joins`, `encode` and `reader` for another wire form, and the control methods.
     """
 
     name = "completions"
     route = "/v1/completions"
+    joins = True  # `reader` takes several events joined by commas as one
 
     def __init__(
         self,
@@ -111,20 +65,18 @@ class CompletionsEngine:
         api_key: str = "",
         timeouts: Timeouts | None = None,
         policy_version: int = 0,
+        name: str = "",
     ) -> None:
-        """`base_url` is the server's root, without /v1. Raises ConfigurationError when it is not an http(s) URL."""
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(
-                f"engine URL {base_url!r} is not an http(s) URL", "write for example http://127.0.0.1:8100"
-            )
-        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        """`base_url` is the server's root, without /v1; `name` tells replicas of one kind apart.
+
+        Raises ConfigurationError when the URL is not an http(s) URL.
+        """
+        self.name = name or self.name
+        root = base_url.rstrip("/").removesuffix("/v1")
+        self.http = Transport(self.name, root, api_key=api_key, timeouts=timeouts)
         self.model = model
         self.policy_version = policy_version
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeouts = timeouts or Timeouts()
-        self._session: aiohttp.ClientSession | None = None
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
 
     # --- the wire form; what a subclass may override ---
 
@@ -153,9 +105,9 @@ class CompletionsEngine:
             )
         )
 
-    def read(self, data: bytes) -> Piece:
-        """One event of the stream, or a whole reply. Raises msgspec.DecodeError."""
-        return completion_piece(data)
+    def reader(self) -> Callable[[list[bytes]], list[Piece]]:
+        """Reads the events of one stream, read by read, or a whole reply. It raises msgspec.DecodeError."""
+        return completion_pieces
 
     async def version(self) -> int:
         """Policy version to label a turn's tokens with, asked at its first token, unless the server labels tokens itself."""
@@ -167,7 +119,7 @@ class CompletionsEngine:
         """Sample one turn (see protocols.Engine). A request id may be in flight once. Raises EngineError and its kinds."""
         if request.request_id in self._running:
             raise EngineError(f"{self.name}: request {request.request_id} is already in flight", "give each request its own id")
-        running = self._running[request.request_id] = _Running()
+        running = self._running[request.request_id] = Running()
         turn = TurnReader(self.name, request.request_id, self.policy_version)
         try:
             async with aclosing(self._chunks(request, running, turn)) as chunks:
@@ -220,11 +172,11 @@ class CompletionsEngine:
             return_token_ids=True,
             stream=False,
         )
-        data = await self.request("POST", "/v1/completions", body, seconds=self._timeouts.read)
+        data = await self.http.request("POST", "/v1/completions", msgspec.json.encode(body), seconds=self.http.timeouts.read)
         try:
             return prompt_scores(data, ids, self.name)
         except msgspec.DecodeError as error:
-            raise self._garbled(error) from error
+            raise self.http.garbled(error, data) from error
 
     async def status(self) -> EngineStatus:
         """Model and context length from /v1/models. Raises EngineError when the server does not serve the model."""
@@ -245,17 +197,15 @@ class CompletionsEngine:
         """End what is in flight and close the connections."""
         for running in list(self._running.values()):
             running.end()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self.http.close()
 
     # --- for subclasses and the probe ---
 
     async def observe(self, request: GenerateRequest) -> Observation:
         """What the server sends for one turn, before any check; for the probe of servers that `generate` refuses."""
         text, ids, logprobs = "", 0, 0
-        async with aclosing(self._pieces(request, _Running())) as pieces:
-            async for piece in pieces:
+        async with aclosing(self._batches(request, Running())) as batches:
+            async for piece in (piece async for pieces in batches for piece in pieces):
                 if piece.error is not None:
                     raise EngineError(f"{self.name}: {piece.error.message}", "read the engine's log")
                 text += piece.text
@@ -265,106 +215,37 @@ class CompletionsEngine:
 
     async def model_card(self) -> ModelCard:
         """This client's model as the server describes it."""
-        served = await self.call("GET", "/v1/models", ModelList)
+        served = await self.http.call("GET", "/v1/models", ModelList)
         for card in served.data:
             if card.id == self.model:
                 return card
         names = ", ".join(card.id for card in served.data) or "nothing"
-        raise EngineError(f"{self.name} at {self.base_url} serves {names}, not {self.model}", "set the engine's model name")
+        cause = f"{self.name} at {self.http.base_url} serves {names}, not {self.model}"
+        raise EngineError(cause, "set the engine's model name")
 
-    async def call(self, method: str, path: str, reply: type[R], body: Struct | None = None) -> R:
-        """One control request with a typed reply. Raises EngineError and its kinds."""
-        data = await self.request(method, path, body, seconds=self._timeouts.control)
-        try:
-            return msgspec.json.decode(data or b"{}", type=reply)
-        except msgspec.DecodeError as error:
-            raise self._garbled(error) from error
-
-    async def request(self, method: str, path: str, body: Struct | None = None, *, seconds: float) -> bytes:
-        """One whole HTTP exchange within `seconds`: the body of a 2xx reply. Raises EngineError and its kinds."""
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._timeouts.connect)
-        try:
-            async with await self._send(method, path, None if body is None else msgspec.json.encode(body), timeout) as response:
-                data = await response.read()
-                if response.status >= 300:
-                    raise refusal(response.status, data, self.name)
-                return data
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._unavailable(error, path) from error
-
-    async def _chunks(self, request: GenerateRequest, running: _Running, turn: TurnReader) -> AsyncGenerator[TokenChunk, None]:
+    async def _chunks(self, request: GenerateRequest, running: Running, turn: TurnReader) -> AsyncGenerator[TokenChunk, None]:
         labelled = False
-        async with aclosing(self._pieces(request, running)) as pieces:
-            async for piece in pieces:
-                if piece.token_ids and not labelled:
+        async with aclosing(self._batches(request, running)) as batches:
+            async for pieces in batches:
+                first = None if labelled else next((piece for piece in pieces if piece.token_ids), None)
+                if first is not None:
                     labelled = True
-                    turn.policy_version = await self.version() if piece.policy_version is None else piece.policy_version
-                chunk = turn.feed(piece)
-                if chunk is not None:
+                    if first.policy_version is None:
+                        turn.policy_version = await self.version()
+                for chunk in turn.feed_all(pieces):
                     yield chunk
 
-    async def _pieces(self, request: GenerateRequest, running: _Running) -> AsyncGenerator[Piece, None]:
-        try:
-            response = running.response = await self._post(self.encode(request), running)
-            if response.status >= 300:
-                raise refusal(response.status, await response.read(), f"{self.name}, request {request.request_id},")
-            if response.content_type != "text/event-stream":
-                yield self.read(await response.read())
-                return
-            events = EventReader()
-            async for data in response.content.iter_any():
-                for event in events.feed(data):
-                    if event == b"[DONE]":
-                        await _drain(response)
-                        return
-                    yield self.read(event)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._unavailable(error, self.route) from error
-        except msgspec.DecodeError as error:
-            raise self._garbled(error) from error
-
-    async def _post(self, body: bytes, running: _Running) -> aiohttp.ClientResponse:
-        """Response headers of the sampling request, or EngineUnavailable once it is aborted."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect, sock_read=self._timeouts.read)
-        post = asyncio.ensure_future(self._send("POST", self.route, body, timeout))
-        stop = asyncio.ensure_future(running.aborted.wait())
-        try:
-            await asyncio.wait((post, stop), return_when=asyncio.FIRST_COMPLETED)
-            if not post.done():
-                raise EngineUnavailable(f"{self.name}: the request was aborted", "nothing to do")
-            return post.result()
-        finally:
-            stop.cancel()
-            if not post.done():
-                post.cancel()
-
-    async def _send(self, method: str, path: str, body: bytes | None, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """Response headers. A kept connection that the server closed meanwhile is not an answer: it is tried once more."""
-        session = self._open()
-        try:
-            return await session.request(method, self.base_url + path, data=body, timeout=timeout)
-        except aiohttp.ClientConnectorError:
-            raise
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            return await session.request(method, self.base_url + path, data=body, timeout=timeout)
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            headers = {"Content-Type": "application/json", **self._headers}
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_SECONDS)
-            self._session = aiohttp.ClientSession(connector=connector, headers=headers)
-        return self._session
-
-    def _unavailable(self, error: BaseException, path: str) -> EngineUnavailable:
-        reason = str(error) or type(error).__name__
-        return EngineUnavailable(
-            f"{self.name} at {self.base_url}{path}: {reason}", "check that the engine runs; a retry may help"
-        )
-
-    def _garbled(self, error: msgspec.DecodeError) -> EngineError:
-        return EngineError(
-            f"{self.name} at {self.base_url} sent what cannot be read: {error}", "check the URL and server version"
-        )
+    async def _batches(self, request: GenerateRequest, running: Running) -> AsyncGenerator[list[Piece], None]:
+        """What the server sends, by network read."""
+        read = self.reader()
+        body = self.encode(request)
+        who = f"{self.name}, request {request.request_id}"
+        async with aclosing(self.http.stream(self.route, body, running, who, joins=self.joins)) as received:
+            async for batch in received:
+                try:
+                    yield read(batch.events)
+                except msgspec.DecodeError as error:
+                    raise self.http.garbled(error, batch.events[0]) from error
 
     def _no_control(self, what: str) -> EngineError:
-        return EngineError(f"{self.name} at {self.base_url} cannot {what}", "use the embedded or the vllm engine")
+        return EngineError(f"{self.name} at {self.http.base_url} cannot {what}", "use the embedded or the vllm engine")

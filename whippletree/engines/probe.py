@@ -20,6 +20,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from msgspec.structs import replace
+
 from whippletree.errors import ContextOverflow, EngineError, EngineUnavailable, WeightMismatch
 from whippletree.protocols import Engine
 from whippletree.types import EngineReport, GenerateRequest, Sampling, Struct
@@ -118,11 +120,31 @@ async def probe_engine(engine: Engine, *, prompt_ids: Sequence[int] = PROBE_PROM
     name = f"probe-{uuid.uuid4().hex[:8]}"  # other processes may probe the same engine at the same time
     request = GenerateRequest(request_id=f"{name}-turn", prompt_ids=prompt, sampling=Sampling(max_tokens=PROBE_TOKENS, seed=0))
     try:
-        ids, logprobs = await _sample(engine, request)
+        ids, logprobs, experts = await _sample(engine, request)
     except (EngineUnavailable, ContextOverflow):
         raise
     except EngineError as error:
-        return await _grade_refused(engine, request, error)
+        report = await _grade_refused(engine, request, error)
+    else:
+        report = replace(await _grade(engine, request, (ids, logprobs), tolerance), experts=experts)
+    return replace(report, context_length=await _context_length(engine))
+
+
+async def _context_length(engine: Engine) -> int:
+    """In tokens; 0 where the engine does not say."""
+    try:
+        return (await engine.status()).context_length
+    except EngineUnavailable:
+        raise
+    except EngineError:
+        return 0
+
+
+async def _grade(
+    engine: Engine, request: GenerateRequest, turn: tuple[list[int], list[float]], tolerance: float
+) -> EngineReport:
+    """Grade an engine that gave `turn`, ids and logprobs, for `request`."""
+    prompt, (ids, logprobs) = request.prompt_ids, turn
     if len(ids) != len(logprobs):
         seen = Observation(text=False, token_ids=len(ids), logprobs=len(logprobs))
         return grade_unaligned(seen, f"{len(ids)} ids came with {len(logprobs)} logprobs")
@@ -131,7 +153,7 @@ async def probe_engine(engine: Engine, *, prompt_ids: Sequence[int] = PROBE_PROM
     try:
         scores = (await engine.score(prompt + ids))[-len(ids) :]
         agreement = sum(abs(a - b) for a, b in zip(logprobs, scores, strict=True)) / len(ids)
-        temperature, draws = await _draws(engine, prompt, name)
+        temperature, draws = await _draws(engine, prompt, request.request_id)
     except (EngineUnavailable, ContextOverflow):
         raise
     except EngineError as error:
@@ -196,16 +218,18 @@ async def _draws(engine: Engine, prompt: list[int], name: str) -> tuple[float, t
 
 
 async def _draw(engine: Engine, request: GenerateRequest) -> Draw:
-    ids, logprobs = await _sample(engine, request)
+    ids, logprobs, _ = await _sample(engine, request)
     if len(ids) != 1 or len(logprobs) != 1:
         raise EngineError(f"{engine.name}: {len(ids)} tokens instead of 1", "check max_tokens handling of the server")
     return Draw(token_id=ids[0], returned=logprobs[0], score=(await engine.score([*request.prompt_ids, *ids]))[-1])
 
 
-async def _sample(engine: Engine, request: GenerateRequest) -> tuple[list[int], list[float]]:
+async def _sample(engine: Engine, request: GenerateRequest) -> tuple[list[int], list[float], bool]:
     ids: list[int] = []
     logprobs: list[float] = []
+    experts = False
     async for chunk in engine.generate(request):
         ids += chunk.token_ids
         logprobs += chunk.logprobs
-    return ids, logprobs
+        experts = experts or chunk.experts is not None
+    return ids, logprobs, experts

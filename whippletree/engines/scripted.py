@@ -1,4 +1,6 @@
-"""An engine without a model: answers from a seeded random distribution or a script, in this process. For tests and dry runs.
+"""An engine without a model: answers from a seeded random distribution or a script. For tests and dry runs.
+
+It lives in the process that makes it; scripted_server.py serves it over HTTP.
 
 The distribution of the next token depends on the seed, the weights' directory and the last two tokens only, so it is cheap,
 and `score` agrees with what was sampled. A script decides the ids; their logprobs are still those of the distribution.
@@ -15,19 +17,20 @@ import math
 import random
 import zlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from whippletree.engines.config import Faults, ScriptedConfig
+from whippletree.engines.script_file import load_script
 from whippletree.errors import ContextOverflow, EngineError, EngineUnavailable
 from whippletree.types import (
     EngineReport,
     EngineStatus,
     GenerateRequest,
     Sampling,
-    Struct,
     TokenChunk,
     WeightUpdate,
 )
@@ -41,27 +44,10 @@ SHARPNESS = 2.0
 REMEMBERED = 256
 """Sequences that count as cached."""
 
+KEPT_LOGPROBS = 4_000_000
+"""Entries of the distributions that are kept, so that a long answer or a repeated script is cheap."""
 
-class Faults(Struct):
-    """What goes wrong, for tests of everything that must survive it. Counts are of requests, from the next one on.
-
-    Example: Faults(unavailable=1, reset_after=3)
-    """
-
-    unavailable: int = 0
-    """This many requests raise EngineUnavailable before their first token."""
-    broken: int = 0
-    """This many requests, after those, raise EngineError."""
-    reset_after: int = 0
-    """Every stream breaks with EngineUnavailable after this many tokens; 0 means never."""
-    drop_ids: bool = False
-    """Chunks carry logprobs but no token ids."""
-    no_logprobs: bool = False
-    """Chunks carry token ids but no logprobs."""
-    first_token_seconds: float = 0.0
-    """The first token takes this long."""
-    token_seconds: float = 0.0
-    """Every token takes this long."""
+__all__ = ["Faults", "Script", "ScriptedEngine"]
 
 
 class ScriptedEngine:
@@ -78,24 +64,46 @@ class ScriptedEngine:
         seed: int = 0,
         faults: Faults | None = None,
         model: str = "policy",
+        name: str = "",
+        chunk_tokens: int = 1,
     ) -> None:
+        """`chunk_tokens`: tokens given out at once, the last ones excepted."""
+        self.name = name or self.name
         self.faults = faults or Faults()
         self.model = model
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._context = context
         self._seed = seed
         self._script: Script | None = script if callable(script) else _in_order(script) if script is not None else None
-        self._version = 0
+        self.policy_version = 0
         self._directory = ""
         self._going = asyncio.Event()
         self._going.set()
         self._running: dict[str, bool] = {}  # request id → aborted
         self._seen: OrderedDict[tuple[int, ...], None] = OrderedDict()
+        self._distributions: OrderedDict[tuple[float, str, int, int], Float64] = OrderedDict()
+        self._chunk_tokens = chunk_tokens
+
+    @classmethod
+    def configured(cls, config: ScriptedConfig, *, name: str = "") -> ScriptedEngine:
+        """The engine that a configuration describes. Raises ConfigurationError when its script cannot be used."""
+        script = load_script(config)
+        answers = script.repeated() if config.repeat else script.answers
+        return cls(
+            answers if script.answers else None,
+            vocabulary=script.vocabulary,
+            context=config.context,
+            seed=config.seed,
+            faults=config.faults,
+            model=config.name,
+            name=name,
+            chunk_tokens=config.chunk_tokens,
+        )
 
     # --- Engine ---
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """Sample one turn, one token per chunk (see protocols.Engine)."""
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Sample one turn (see protocols.Engine)."""
         if request.request_id in self._running:
             raise EngineError(f"scripted: request id {request.request_id} is already in flight", "give each request its own id")
         self._check(request.prompt_ids)
@@ -123,7 +131,7 @@ class ScriptedEngine:
     async def update_weights(self, update: WeightUpdate) -> None:
         """Another directory is another distribution; nothing is read from it."""
         self._directory = update.directory
-        self._version = update.policy_version
+        self.policy_version = update.policy_version
         self._seen.clear()
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -139,7 +147,7 @@ class ScriptedEngine:
         return EngineStatus(
             name=self.name,
             model=self.model,
-            policy_version=self._version,
+            policy_version=self.policy_version,
             context_length=self._context,
             paused=not self._going.is_set(),
             running=len(self._running),
@@ -159,8 +167,8 @@ class ScriptedEngine:
     def _check(self, prompt: Sequence[int]) -> None:
         if not prompt:
             raise EngineError("scripted: the prompt is empty", "give at least one token id")
-        if min(prompt) < 0 or max(prompt) >= self._vocabulary:
-            raise EngineError(f"scripted: a token id is outside 0..{self._vocabulary - 1}", "use ids of its vocabulary")
+        if min(prompt) < 0 or max(prompt) >= self.vocabulary:
+            raise EngineError(f"scripted: a token id is outside 0..{self.vocabulary - 1}", "use ids of its vocabulary")
         if len(prompt) >= self._context:
             raise ContextOverflow(
                 f"scripted: {len(prompt)} prompt tokens leave no room in a context of {self._context}", "shorten the prompt"
@@ -187,23 +195,43 @@ class ScriptedEngine:
             raise EngineError("scripted: the script gave an empty answer", "an answer has at least one id, the stop id say")
         limit = min(sampling.max_tokens, self._context - len(tokens))
         cached = self._cached(tokens)
+        ids: list[int] = []
+        values: list[float] = []
         for count in range(1, limit + 1):
             await self._tick(request.request_id)
             if self._running[request.request_id]:
-                yield self._chunk([], [], "abort", cached)
+                yield self._chunk(ids, values, "abort", cached)
                 return
             logprobs = self._logprobs(tokens, sampling.temperature or 1.0)
             token = self._draw(logprobs, sampling, uniforms) if answer is None else answer.pop(0)
             tokens.append(token)
+            ids.append(token)
+            values.append(float(logprobs[token]))
             stops = token in request.stop_token_ids or answer == []
             reason = "stop" if stops else "length" if count == limit else None
             if reason is not None:
                 self._remember(tokens[:-1])
-            yield self._chunk([token], [float(logprobs[token])], reason, cached)
+            fault = None if reason is not None else self._fail_midway(count)
+            if reason is not None or fault is not None or len(ids) >= self._chunk_tokens:
+                yield self._chunk(ids, values, reason, cached)
+                ids, values = [], []
+            if fault is not None:
+                raise fault
             if reason is not None:
                 return
-            if count == self.faults.reset_after:
-                raise EngineUnavailable(f"scripted: the stream broke after {count} tokens, as its faults say", "retry")
+
+    def _fail_midway(self, count: int) -> EngineError | None:
+        """The error that a stream has after `count` tokens, as the faults say."""
+        faults = self.faults
+        if count == faults.reset_after:
+            if faults.resets:
+                self.faults = replace(faults, resets=faults.resets - 1, reset_after=count if faults.resets > 1 else 0)
+            return EngineUnavailable(f"scripted: the stream broke after {count} tokens, as its faults say", "retry")
+        if count == faults.error_after:
+            if faults.errors:
+                self.faults = replace(faults, errors=faults.errors - 1, error_after=count if faults.errors > 1 else 0)
+            return EngineError(f"scripted: failed after {count} tokens, as its faults say", "nothing; this is a test")
+        return None
 
     async def _tick(self, request_id: str) -> None:
         """Let others run, and wait while paused unless this request is aborted."""
@@ -218,7 +246,7 @@ class ScriptedEngine:
         return TokenChunk(
             token_ids=ids,
             logprobs=logprobs,
-            policy_version=self._version,
+            policy_version=self.policy_version,
             finish_reason=reason,  # type: ignore[arg-type]
             cached_tokens=cached if reason is not None else 0,
         )
@@ -233,10 +261,17 @@ class ScriptedEngine:
 
     def _logprobs(self, tokens: Sequence[int], temperature: float) -> Float64:
         """Log-distribution of the token after `tokens`: [vocabulary]."""
+        known = (temperature, self._directory, tokens[-2] if len(tokens) > 1 else -1, tokens[-1])
+        if known in self._distributions:
+            return self._distributions[known]
         key = f"{self._seed}:{self._directory}:{list(tokens[-2:])}".encode()
-        logits = np.random.default_rng(zlib.crc32(key)).normal(scale=SHARPNESS, size=self._vocabulary) / temperature
+        logits = np.random.default_rng(zlib.crc32(key)).normal(scale=SHARPNESS, size=self.vocabulary) / temperature
         shifted: Float64 = logits - logits.max()
-        return shifted - math.log(float(np.exp(shifted).sum()))
+        distribution: Float64 = shifted - math.log(float(np.exp(shifted).sum()))
+        self._distributions[known] = distribution
+        while len(self._distributions) * self.vocabulary > KEPT_LOGPROBS:
+            self._distributions.popitem(last=False)
+        return distribution
 
     @staticmethod
     def _draw(logprobs: Float64, sampling: Sampling, uniforms: random.Random) -> int:

@@ -15,12 +15,16 @@ Invariants (tests/engines/test_vllm_client.py on recorded replies, tests/engines
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from whippletree.engines.chat import ChatClient
+from whippletree.engines.chat_wire import Wording
 from whippletree.engines.completions import CompletionsEngine
 from whippletree.engines.config import VllmConfig
+from whippletree.engines.probe_chat import probe_features
 from whippletree.engines.vllm_plugin.whippletree_vllm import checksum, weight_files
 from whippletree.engines.vllm_wire import (
     LOADING,
@@ -32,14 +36,15 @@ from whippletree.engines.vllm_wire import (
     Success,
     VllmGenerate,
     VllmSampling,
+    VllmStructure,
     WeightInfo,
     gauge,
     policy_version,
-    vllm_piece,
+    vllm_pieces,
 )
 from whippletree.engines.wire import Piece, StreamOptions
 from whippletree.errors import ConfigurationError, EngineError, EngineUnavailable
-from whippletree.types import EngineStatus, GenerateRequest, Struct, WeightUpdate
+from whippletree.types import EngineReport, EngineStatus, GenerateRequest, Struct, WeightUpdate
 
 PLUGIN = Path(__file__).parent / "vllm_plugin"
 REQUEST_PREFIX = "generate-tokens-"  # vLLM puts it before the id that a generate request brings
@@ -48,11 +53,12 @@ ABORT_SECONDS = 30.0
 ABORT_GRACE_SECONDS = 1.0  # for the server's own last event, which says the versions, before the connection is cut
 
 
-class VllmEngine(CompletionsEngine):
+class VllmEngine(ChatClient, CompletionsEngine):
     """Client of one vLLM server. Several clients, in several processes, may serve one server."""
 
     name = "vllm"
     route = "/inference/v1/generate"
+    wording = Wording(reasoning="reasoning", token_ids=True, request_id=True)
 
     def encode(self, request: GenerateRequest) -> bytes:
         """Body of the streamed sampling request. Refuses top_p and top_k: vLLM's processed logprobs are those after them."""
@@ -79,28 +85,39 @@ class VllmEngine(CompletionsEngine):
                     repetition_penalty=1.0,
                     seed=sampling.seed,
                     logprobs=0,
-                    ignore_eos=True,
+                    ignore_eos=request.schema is None,  # a schema's text ends with the model's own end
                     detokenize=False,
                     stop_token_ids=request.stop_token_ids,
+                    structured_outputs=None if request.schema is None else VllmStructure(json=request.schema),
                 ),
             )
         )
 
-    def read(self, data: bytes) -> Piece:
-        """One event of the stream, or a whole reply."""
-        return vllm_piece(data)
+    def reader(self) -> Callable[[list[bytes]], list[Piece]]:
+        """Reads the events of one stream, read by read, or a whole reply."""
+        return vllm_pieces
 
     async def version(self) -> int:
         """The server's label of the weights that it serves now, or the last known one while an update is under way."""
-        label = (await self.call("GET", "/weight_info", WeightInfo)).weight_version
+        label = (await self.http.call("GET", "/weight_info", WeightInfo)).weight_version
         if label != LOADING:
             self.policy_version = policy_version(label)
         return self.policy_version
 
+    async def chat_version(self) -> int:
+        """The server's label, as for `generate`: chat replies do not say which weights sampled a token."""
+        return await self.version()
+
+    async def probe(self) -> EngineReport:
+        """Grade it by measurement, and ask its chat endpoint for tool calls and schemas."""
+        report = await super().probe()
+        tool_calls, structured = await probe_features(self)
+        return msgspec.structs.replace(report, tool_calls=tool_calls, structured=structured)
+
     async def abort(self, request_id: str) -> None:
         """End a request in the server, whichever client sent it. One of ours that the server does not know yet is cut off."""
         body = RequestIds(request_ids=[REQUEST_PREFIX + request_id])
-        await self.request("POST", "/abort_requests", body, seconds=ABORT_SECONDS)
+        await self.http.request("POST", "/abort_requests", msgspec.json.encode(body), seconds=ABORT_SECONDS)
         running = self._running.get(request_id)
         if running is not None:
             asyncio.get_running_loop().call_later(ABORT_GRACE_SECONDS, running.end)
@@ -118,7 +135,7 @@ class VllmEngine(CompletionsEngine):
         files = weight_files(update.directory)
         if not files:
             raise EngineError(f"no *.safetensors in {update.directory}", "publish the weights before the update")
-        before = (await self.call("GET", "/weight_info", WeightInfo)).weight_version
+        before = (await self.http.call("GET", "/weight_info", WeightInfo)).weight_version
         await self._label(LOADING)
         rpc = Rpc(method="whippletree_load", args=[str(Path(update.directory).absolute())])
         expected, reply = await asyncio.gather(asyncio.to_thread(checksum, files), self._load(rpc))
@@ -133,7 +150,7 @@ class VllmEngine(CompletionsEngine):
                 f"vllm read other files in {update.directory} than this process sees (checksum {wrong} instead of {expected})",
                 "use a directory that both see, and write it whole before the update",
             )
-        reset = await self.call("POST", "/reset_prefix_cache?reset_running_requests=true", Success)
+        reset = await self.http.call("POST", "/reset_prefix_cache?reset_running_requests=true", Success)
         if not reset.success:
             raise EngineError("vllm could not drop its prefix cache", "pause the engine before the update")
         await self._label(str(update.policy_version))
@@ -141,9 +158,9 @@ class VllmEngine(CompletionsEngine):
     async def status(self) -> EngineStatus:
         """What vLLM says of itself; policy_version is -1 while an update is unfinished. Raises EngineError (another model)."""
         card = await self.model_card()
-        label = (await self.call("GET", "/weight_info", WeightInfo)).weight_version
-        paused = await self.call("GET", "/is_paused", Paused)
-        metrics = (await self.request("GET", "/metrics", seconds=30.0)).decode()
+        label = (await self.http.call("GET", "/weight_info", WeightInfo)).weight_version
+        paused = await self.http.call("GET", "/is_paused", Paused)
+        metrics = (await self.http.request("GET", "/metrics", seconds=30.0)).decode()
         return EngineStatus(
             name=self.name,
             model=card.id,
@@ -156,7 +173,7 @@ class VllmEngine(CompletionsEngine):
 
     async def _load(self, rpc: Rpc) -> RpcReply:
         try:
-            return await self.call("POST", "/collective_rpc", RpcReply, rpc)
+            return await self.http.call("POST", "/collective_rpc", RpcReply, rpc)
         except EngineUnavailable as error:
             if WORKER_FAILED not in error.cause:
                 raise
@@ -165,10 +182,10 @@ class VllmEngine(CompletionsEngine):
             ) from error
 
     async def _control(self, path: str) -> None:
-        await self.call("POST", path, Success)
+        await self.http.call("POST", path, Success)
 
     async def _label(self, label: str) -> None:
-        await self.call("POST", "/update_weight_version", Success, NewVersion(new_version=label))
+        await self.http.call("POST", "/update_weight_version", Success, NewVersion(new_version=label))
 
 
 # --- starting it ---

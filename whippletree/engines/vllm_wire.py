@@ -7,15 +7,30 @@ Invariants (tests/engines/test_vllm_client.py, on recorded replies):
 
 from __future__ import annotations
 
-import msgspec
+import base64
+import io
+from typing import Any
 
-from whippletree.engines.wire import ErrorBody, Piece, StreamOptions, Usage
+import msgspec
+import numpy as np
+
+from whippletree.engines.experts import routed_experts
+from whippletree.engines.wire import ErrorBody, Joiner, Piece, StreamOptions, Usage, array
 from whippletree.errors import EngineError
-from whippletree.types import Struct, VersionSpan
+from whippletree.types import RoutedExperts, Struct, VersionSpan
 
 UNLABELLED = "default"  # vLLM's label of the weights it started with: policy version 0
 LOADING = "loading"
 REQUEST_PREFIX = "generate-tokens-"
+
+
+class VllmStructure(Struct):
+    """What the text must follow: a JSON Schema.
+
+    Example: VllmStructure(json={"type": "object"})
+    """
+
+    json: dict[str, Any]
 
 
 class VllmSampling(Struct):
@@ -35,6 +50,7 @@ class VllmSampling(Struct):
     detokenize: bool
     stop_token_ids: list[int]
     seed: int | None = None
+    structured_outputs: VllmStructure | None = None
 
 
 class VllmGenerate(Struct):
@@ -92,6 +108,7 @@ class VllmChoice(Struct):
     logprobs: VllmLogprobs | None = None
     finish_reason: str | None = None
     weight_versions: list[VllmSpan] | None = None
+    routed_experts: str | None = None
 
 
 class VllmEvent(Struct):
@@ -183,12 +200,35 @@ class Success(Struct):
 
 
 _EVENT = msgspec.json.Decoder(VllmEvent)
+_EVENTS = msgspec.json.Decoder(list[VllmEvent])
+
+
+def vllm_pieces(events: list[bytes]) -> list[Piece]:
+    """Read the events of one network read (or a whole reply) of /inference/v1/generate. Raises as `vllm_piece`."""
+    joiner = Joiner()
+    for event in _EVENTS.decode(array(events)):
+        choice = event.choices[0] if event.choices else None
+        entries = choice.logprobs.content if choice is not None and choice.logprobs else None
+        if (
+            choice is None
+            or choice.finish_reason is not None
+            or event.usage is not None
+            or event.error is not None
+            or not entries
+            or choice.token_ids != [entry.token_id for entry in entries]
+            or not joiner.token(choice.token_ids, [entry.logprob for entry in entries], None)
+        ):
+            joiner.other(_piece(event))
+    return joiner.pieces
 
 
 def vllm_piece(data: bytes) -> Piece:
     """Read one event (or the whole reply) of /inference/v1/generate. Raises msgspec.DecodeError, or EngineError for a label
     that is no policy version."""
-    event = _EVENT.decode(data)
+    return _piece(_EVENT.decode(data))
+
+
+def _piece(event: VllmEvent) -> Piece:
     if not event.choices:
         return Piece(usage=event.usage, error=event.error)
     choice = event.choices[0]
@@ -205,17 +245,27 @@ def vllm_piece(data: bytes) -> Piece:
         ),
         usage=event.usage,
         error=event.error,
+        experts=None if choice.routed_experts is None else npy_experts(choice.routed_experts),
     )
 
 
-def policy_version(label: str) -> int:
+def npy_experts(text: str) -> RoutedExperts:
+    """Routed experts out of base64 of NumPy's file format, shape (tokens, layers, experts per token). Raises EngineError."""
+    try:
+        experts = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise EngineError(f"vllm: routed experts cannot be read: {error}", "check vLLM's version") from error
+    return routed_experts(experts, "vllm")
+
+
+def policy_version(label: str, name: str = "vllm") -> int:
     """The policy version that the label of sampled tokens stands for. Raises EngineError."""
     if label == UNLABELLED:
         return 0
     if label.isdecimal():
         return int(label)
     raise EngineError(
-        f"vllm sampled tokens under weights labelled {label!r}, which is no policy version",
+        f"{name} sampled tokens under weights labelled {label!r}, which is no policy version",
         "a weight update did not finish, or someone else set the label; restart the engine from the last checkpoint",
     )
 

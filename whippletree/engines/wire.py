@@ -1,29 +1,31 @@
-"""The wire of token-level engines: typed replies, server-sent events, and the reading of one sampled turn. No I/O.
+"""The wire of token-level engines: typed requests and replies, and what an error means. No I/O.
 
 Invariants (tests/engines/test_completions_wire.py):
-- the events of a byte stream do not depend on how the stream was split;
-- a turn's ids and logprobs line up, chunk by chunk and with the server's usage, or EngineError names the request;
-- a turn has an end: the last chunk, and only the last, carries a finish reason;
+- neighbouring tokens of one read are joined only where each event lines up by itself;
 - a refusal is typed: ContextOverflow where the prompt does not fit, EngineUnavailable where a retry may help, else EngineError.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, cast
 
 import msgspec
 
 from whippletree.errors import ContextOverflow, EngineError, EngineUnavailable
-from whippletree.types import Struct, TokenChunk, VersionSpan
+from whippletree.types import RoutedExperts, Struct, VersionSpan
 
-EVENT_LIMIT_BYTES = 64 * 1024 * 1024
 MISSING_LOGPROB = -9990.0  # servers write -9999.0 where a logprob is NaN or absent
 RETRYABLE_STATUS = frozenset({408, 425, 429})
-OVERFLOW_WORDS = ("maximum context length", "max_model_len", "longer than the maximum model length")
+OVERFLOW_WORDS = (
+    "maximum context length",
+    "max_model_len",
+    "longer than the maximum model length",
+    "longer than the model's context length",
+    "context_length_exceeded",
+    "prompt is too long",
+)
+QUOTED_BYTES = 4096
 OVERFLOW_STEP = "shorten the prompt or raise the engine's context length"
-
-EngineFinish = Literal["stop", "length", "abort"]
 
 
 class StreamOptions(Struct):
@@ -166,15 +168,71 @@ class Piece(Struct):
     versions: tuple[VersionSpan, ...] = ()
     usage: Usage | None = None
     error: ErrorBody | None = None
+    experts: RoutedExperts | None = None
 
 
 _REPLY = msgspec.json.Decoder(CompletionReply)
+_REPLIES = msgspec.json.Decoder(list[CompletionReply])
 _REFUSAL = msgspec.json.Decoder(Refusal)
+
+
+class Joiner:
+    """Joins neighbouring tokens of one read, so that what follows has few pieces to look at instead of hundreds."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self._version: int | None = None
+        self._joined = False
+
+    def token(self, token_ids: list[int] | None, logprobs: list[float | None], version: int | None) -> bool:
+        """Take one event that has nothing but tokens. False where it does not line up and is to be looked at by itself."""
+        if not token_ids or len(token_ids) != len(logprobs):
+            return False
+        last = self.pieces[-1] if self._joined and version == self._version else None
+        if last is None or last.token_ids is None or last.logprobs is None:
+            self.pieces.append(Piece(token_ids=token_ids, logprobs=logprobs, policy_version=version))
+            self._version, self._joined = version, True
+        else:
+            last.token_ids.extend(token_ids)
+            last.logprobs.extend(logprobs)
+        return True
+
+    def other(self, piece: Piece) -> None:
+        """Take any other event."""
+        self.pieces.append(piece)
+        self._joined = False
+
+
+def array(events: list[bytes]) -> bytes:
+    """Several JSON texts as one array: one call of the decoder."""
+    return b"[" + b",".join(events) + b"]"
+
+
+def completion_pieces(events: list[bytes]) -> list[Piece]:
+    """Read the events of one network read (or a whole reply) of /v1/completions. Raises msgspec.DecodeError."""
+    replies = _REPLIES.decode(array(events))
+    joiner = Joiner()
+    for reply in replies:
+        choice = reply.choices[0] if reply.choices else None
+        columns = None if choice is None or choice.logprobs is None else choice.logprobs.token_logprobs
+        if (
+            choice is None
+            or columns is None
+            or choice.finish_reason is not None
+            or reply.usage is not None
+            or reply.error is not None
+            or not joiner.token(choice.token_ids, columns, choice.policy_version)
+        ):
+            joiner.other(_piece(reply))
+    return joiner.pieces
 
 
 def completion_piece(data: bytes) -> Piece:
     """Read one event (or the whole reply) of /v1/completions. Raises msgspec.DecodeError."""
-    reply = _REPLY.decode(data)
+    return _piece(_REPLY.decode(data))
+
+
+def _piece(reply: CompletionReply) -> Piece:
     if not reply.choices:
         return Piece(usage=reply.usage, error=reply.error)
     choice = reply.choices[0]
@@ -209,14 +267,19 @@ def prompt_scores(data: bytes, token_ids: list[int], name: str) -> list[float]:
     return scores
 
 
-def refusal(status: int, body: bytes, name: str) -> EngineError:
-    """The error that an HTTP error status means."""
+def overflows(message: str) -> bool:
+    """Whether a server's message says that the prompt does not fit."""
+    return any(words in message for words in OVERFLOW_WORDS)
+
+
+def refusal(status: int, body: bytes, name: str, retry_after: float = 0.0) -> EngineError:
+    """The error that an HTTP error status means; `retry_after` is in seconds, where the server asked for it."""
     message = _message(body)
     text = f"{name} answered {status}: {message[:500]}"
-    if status in (400, 413, 422) and any(words in message for words in OVERFLOW_WORDS):
+    if status in (400, 413, 422) and overflows(f"{message} {body[:QUOTED_BYTES]!r}"):
         return ContextOverflow(text, OVERFLOW_STEP)
     if status >= 500 or status in RETRYABLE_STATUS:
-        return EngineUnavailable(text, "retry; if it persists, read the engine's log")
+        return EngineUnavailable(text, "retry; if it persists, read the engine's log", retry_after=retry_after)
     return EngineError(text, "the request is not one that this server serves; check model name, key and server version")
 
 
@@ -228,121 +291,3 @@ def _message(body: bytes) -> str:
     if isinstance(decoded.error, ErrorBody):
         return decoded.error.message
     return decoded.error or bytes(decoded.detail).decode("utf-8", "replace") or body.decode("utf-8", "replace")
-
-
-class EventReader:
-    """Splits a byte stream into the data of its server-sent events. Comments and other fields are skipped."""
-
-    def __init__(self) -> None:
-        self._pending = bytearray()
-        self._searched = 0
-        self._data: list[bytes] = []
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Data of the events that these further bytes complete, in order. Raises EngineError on an event without end."""
-        self._pending += data
-        events: list[bytes] = []
-        start = 0
-        while (end := self._pending.find(b"\n", max(start, self._searched))) >= 0:
-            line = bytes(self._pending[start:end]).removesuffix(b"\r")
-            start = self._searched = end + 1
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                events.append(b"\n".join(self._data))
-                self._data = []
-        del self._pending[:start]
-        self._searched = len(self._pending)
-        if self._searched + sum(map(len, self._data)) > EVENT_LIMIT_BYTES:
-            raise EngineError(f"a stream event has no end after {EVENT_LIMIT_BYTES} bytes", "check that the URL is an engine's")
-        return events
-
-
-class TurnReader:
-    """Checks the pieces of one sampled turn and makes chunks of them; pure, one per request.
-
-    The chunk with the finish reason is held back until `end`, because usage and version spans may follow it.
-    """
-
-    def __init__(self, name: str, request_id: str, policy_version: int) -> None:
-        self._name = name
-        self._request_id = request_id
-        self.policy_version = policy_version
-        self._sampled = 0
-        self._last: TokenChunk | None = None
-        self._usage: Usage | None = None
-
-    @property
-    def finished(self) -> bool:
-        """True once the finish reason has come."""
-        return self._last is not None
-
-    def feed(self, piece: Piece) -> TokenChunk | None:
-        """The chunk that this piece makes, or None. Raises EngineError."""
-        if piece.error is not None:
-            raise self._failed(piece.error)
-        self._usage = piece.usage or self._usage
-        if piece.policy_version is not None:
-            self.policy_version = piece.policy_version
-        token_ids = piece.token_ids or []
-        logprobs = self._aligned(piece, token_ids)
-        if self._last is not None:
-            if token_ids:
-                raise EngineError(f"{self._where}: tokens came after the finish reason", "check the server's version")
-            return None
-        self._sampled += len(token_ids)
-        if piece.finish_reason is None:
-            return TokenChunk(token_ids=token_ids, logprobs=logprobs, policy_version=self.policy_version) if token_ids else None
-        if piece.finish_reason not in ("stop", "length", "abort"):
-            raise EngineError(f"{self._where}: unknown finish reason {piece.finish_reason!r}", "check the server's version")
-        self._last = TokenChunk(
-            token_ids=token_ids,
-            logprobs=logprobs,
-            policy_version=self.policy_version,
-            finish_reason=cast(EngineFinish, piece.finish_reason),
-            versions=piece.versions,
-        )
-        return None
-
-    def end(self) -> TokenChunk:
-        """The last chunk. Raises EngineUnavailable if the turn has no end, EngineError if it does not add up."""
-        if self._last is None:
-            raise EngineUnavailable(f"{self._where}: the stream ended after {self._sampled} tokens without a finish", "retry")
-        usage = self._usage
-        if usage is not None and usage.completion_tokens != self._sampled and self._last.finish_reason != "abort":
-            raise EngineError(
-                f"{self._where}: usage says {usage.completion_tokens} sampled tokens, {self._sampled} ids came",
-                "check that the server returns every token id (return_token_ids)",
-            )
-        return msgspec.structs.replace(self._last, cached_tokens=usage.cached_tokens if usage else 0)
-
-    def aborted(self) -> TokenChunk:
-        """The last chunk of a request that was ended from outside."""
-        return self._last or TokenChunk(token_ids=[], logprobs=[], policy_version=self.policy_version, finish_reason="abort")
-
-    def _failed(self, error: ErrorBody) -> EngineError:
-        text = f"{self._where}: {error.message or error.type or 'the engine failed'}"
-        if any(words in error.message for words in OVERFLOW_WORDS):
-            return ContextOverflow(text, OVERFLOW_STEP)
-        return EngineError(text, "read the engine's log")
-
-    @property
-    def _where(self) -> str:
-        return f"{self._name}, request {self._request_id}"
-
-    def _aligned(self, piece: Piece, token_ids: list[int]) -> list[float]:
-        logprobs = piece.logprobs or []
-        if len(logprobs) != len(token_ids) or (piece.text and piece.token_ids is None):
-            raise EngineError(
-                f"{self._where}: {len(token_ids)} token ids came with {len(logprobs)} logprobs",
-                "the server must return token ids and logprobs; `whippletree check` grades it",
-            )
-        checked: list[float] = []
-        for value in logprobs:
-            if value is None or not math.isfinite(value) or value <= MISSING_LOGPROB:
-                raise EngineError(
-                    f"{self._where}: logprob {value} at sampled token {self._sampled + len(checked)}",
-                    "the model gave no finite logit there; check its weights",
-                )
-            checked.append(value)
-        return checked

@@ -18,21 +18,21 @@ class EmbeddedEngine(CompletionsEngine):
 
     async def abort(self, request_id: str) -> None:
         """End a request; its last chunk, with finish_reason "abort", still comes. Unknown ids are ignored."""
-        await self.call("POST", "/abort", Struct, Abort(request_id=request_id))
+        await self.http.call("POST", "/abort", Struct, Abort(request_id=request_id))
 
     async def pause(self) -> None:
         """Return once the engine computes nothing. Requests stay open and go on after `resume`."""
-        await self.call("POST", "/pause", EngineStatus)
+        await self.http.call("POST", "/pause", EngineStatus)
 
     async def resume(self) -> None:
         """Go on computing."""
-        await self.call("POST", "/resume", EngineStatus)
+        await self.http.call("POST", "/resume", EngineStatus)
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """Swap the weights. Raises EngineError, and the engine keeps its weights, when they are not exactly this model's."""
-        status = await self.call("POST", "/update_weights", EngineStatus, update)
+        status = await self.http.call("POST", "/update_weights", EngineStatus, update)
         self.policy_version = status.policy_version
 
     async def status(self) -> EngineStatus:
         """What the engine says of itself. Raises EngineUnavailable when it is gone or its engine thread died."""
-        return await self.call("GET", "/status", EngineStatus)
+        return await self.http.call("GET", "/status", EngineStatus)

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import torch
 from aiohttp import web
 
-from whippletree.engines.embedded import api
+from whippletree.engines.embedded import api, bodies
 from whippletree.engines.embedded.architecture import Architecture, eos_token_ids, read_architecture
 from whippletree.engines.embedded.config import EmbeddedConfig
 from whippletree.engines.embedded.core import EngineCore
@@ -27,9 +26,6 @@ from whippletree.engines.embedded.weights import load_weights
 from whippletree.engines.embedded.worker import EngineWorker, Mailbox
 from whippletree.errors import ConfigurationError, EngineError, RequestError
 from whippletree.types import EngineStatus, TokenChunk, WeightUpdate
-
-T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
 
@@ -70,7 +66,7 @@ class EmbeddedServer:
 
     def app(self) -> web.Application:
         """The routes. Closing the application ends the engine thread."""
-        app = web.Application(middlewares=[_errors], client_max_size=BODY_LIMIT_BYTES)
+        app = web.Application(middlewares=[bodies.errors], client_max_size=BODY_LIMIT_BYTES)
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/health", self.health)
@@ -89,7 +85,7 @@ class EmbeddedServer:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
-        body = await _read(request, api.CompletionBody)
+        body = await bodies.read(request, api.CompletionBody)
         request_id = body.request_id or f"request-{next(self._numbers)}"
         sequence = api.accept(body, request_id, self._limits)
         try:
@@ -113,7 +109,7 @@ class EmbeddedServer:
             choice = msgspec.structs.replace(choice, prompt_token_ids=body.prompt)
         if sequence.score_prompt:
             choice = msgspec.structs.replace(choice, prompt_logprobs=_prompt_logprobs(sequence))
-        return _json(self._reply(sequence, [choice], usage=_usage(sequence, len(answer.token_ids))))
+        return bodies.reply(self._reply(sequence, [choice], usage=_usage(sequence, len(answer.token_ids))))
 
     async def _stream(
         self, request: web.Request, body: api.CompletionBody, sequence: Sequence, mailbox: Mailbox
@@ -128,12 +124,12 @@ class EmbeddedServer:
                 if prompt is not None:
                     choice, prompt = msgspec.structs.replace(choice, prompt_token_ids=prompt), None
                 sampled += len(chunk.token_ids)
-                await response.write(_event(self._reply(sequence, [choice])))
+                await response.write(bodies.event(self._reply(sequence, [choice])))
             if body.stream_options is not None and body.stream_options.include_usage:
-                await response.write(_event(self._reply(sequence, [], usage=_usage(sequence, sampled))))
+                await response.write(bodies.event(self._reply(sequence, [], usage=_usage(sequence, sampled))))
         except EngineError as error:
             # The status line is out already: the error is an event of the stream.
-            await response.write(_event(_error(str(error), 500)))
+            await response.write(bodies.event(bodies.failure(str(error), 500)))
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -149,18 +145,18 @@ class EmbeddedServer:
         entry = api.ModelEntry(
             id=self._config.name, root=str(self._directory), max_model_len=self._config.context, created=self._created
         )
-        return _json(api.ModelEntries(data=[entry]))
+        return bodies.reply(api.ModelEntries(data=[entry]))
 
     async def health(self, request: web.Request) -> web.Response:
         """GET /health: 200, or 500 with the reason once the engine thread has died."""
         failure = self._worker.failure
-        return web.Response() if failure is None else _json(_error(str(failure), 500), status=500)
+        return web.Response() if failure is None else bodies.reply(bodies.failure(str(failure), 500), status=500)
 
     async def status(self, request: web.Request) -> web.Response:
         """GET /status."""
         if self._worker.failure is not None:
             raise self._worker.failure
-        return _json(
+        return bodies.reply(
             EngineStatus(
                 name="embedded",
                 model=self._config.name,
@@ -184,12 +180,12 @@ class EmbeddedServer:
 
     async def abort(self, request: web.Request) -> web.Response:
         """POST /abort: unknown ids are ignored."""
-        self._worker.abort((await _read(request, api.Abort)).request_id)
+        self._worker.abort((await bodies.read(request, api.Abort)).request_id)
         return web.Response()
 
     async def update_weights(self, request: web.Request) -> web.Response:
         """POST /update_weights: answered once the new weights are served; when they cannot be (400), the old ones stay."""
-        update = await _read(request, WeightUpdate)
+        update = await bodies.read(request, WeightUpdate)
         directory = Path(update.directory)
         try:
             await self._worker.swap(lambda: load_weights(directory, self._architecture, self._dtype, update.policy_version))
@@ -247,36 +243,3 @@ def _usage(sequence: Sequence, sampled: int) -> api.Usage:
         total_tokens=sequence.prompt_length + sampled,
         prompt_tokens_details=api.PromptTokensDetails(cached_tokens=sequence.cached),
     )
-
-
-async def _read(request: web.Request, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(await request.read(), type=kind)
-    except msgspec.DecodeError as error:
-        raise RequestError(f"the body of {request.path} cannot be read: {error}", "see docs/engine.md") from error
-
-
-def _json(reply: msgspec.Struct, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(reply), status=status, content_type="application/json")
-
-
-def _event(reply: msgspec.Struct) -> bytes:
-    return b"data: " + msgspec.json.encode(reply) + b"\n\n"
-
-
-def _error(message: str, status: int) -> api.ErrorReply:
-    kind = "BadRequestError" if status < 500 else "InternalServerError"
-    return api.ErrorReply(error=api.ErrorInfo(message=message, type=kind, code=status))
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors of this package, and aiohttp's own, as the JSON that clients of vLLM expect."""
-    try:
-        return await handler(request)
-    except RequestError as error:
-        return _json(_error(str(error), error.status), status=error.status)
-    except EngineError as error:
-        return _json(_error(str(error), 500), status=500)
-    except web.HTTPException as error:
-        return _json(_error(error.reason, error.status), status=error.status)

@@ -1,0 +1,26 @@
+"""Routed experts as servers send them, brought to one form. Pure.
+
+Invariants (tests/engines/test_experts.py): the numbers are those that came, or EngineError; nothing is cut or wrapped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whippletree.errors import EngineError
+from whippletree.types import RoutedExperts
+
+LARGEST = 2**15 - 1
+
+
+def routed_experts(experts: npt.NDArray[Any], name: str, start: int = 0) -> RoutedExperts:
+    """Integers of shape (tokens, layers, experts per token), for the tokens from place `start` on. Raises EngineError."""
+    if experts.ndim != 3 or experts.dtype.kind not in "iu":
+        raise EngineError(f"{name}: routed experts of shape {experts.shape}, {experts.dtype}", "check the server's version")
+    if experts.size and not 0 <= int(experts.min()) <= int(experts.max()) <= LARGEST:
+        raise EngineError(f"{name}: a routed expert is not in 0..{LARGEST}", "check the server's version")
+    tokens, layers, used = experts.shape
+    return RoutedExperts(start=start, shape=(tokens, layers, used), data=np.ascontiguousarray(experts, dtype="<i2").tobytes())
