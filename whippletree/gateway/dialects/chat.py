@@ -1,200 +1,124 @@
 """OpenAI chat-completions: parse a request, write a reply whole or streamed, write an error.
 
-Invariants (tests/gateway/test_gateway_chat_dialect.py):
+Invariants (tests/gateway/test_gateway_chat_dialect.py, test_gateway_chat_stream.py):
 - a streamed reply, put together as the official client does, equals the whole reply, however the deltas are cut;
 - a reply that the harness sends back parses to the message that was sampled ("" as arguments becomes "{}");
-- messages of the internal form correspond one to one, in order, to the request's messages;
-- `trim` leaves out exactly what the base call has, and what is left parses.
+- a field that is not used is named in `ignored`; one of no known meaning is kept in `extra` too.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from whippletree.errors import RequestError
-from whippletree.gateway.dialects import ReplyHead, Trim
+from whippletree.gateway.dialects import ReplyHead, Target, TokenText, overflow
+from whippletree.gateway.dialects import chat_replies as replies
 from whippletree.gateway.dialects import chat_wire as wire
-from whippletree.protocols import StreamDelta
-from whippletree.types import Call, ChatRequest, FinishReason, Message, ParsedMessage, RequestedSampling, ToolCall, ToolSpec
+from whippletree.gateway.dialects.chat_messages import Ignored, read_choice, read_messages, read_tools
+from whippletree.gateway.dialects.chat_stream import ChatStream, whole_reply
+from whippletree.types import Call, ChatRequest, ParsedMessage, RequestedSampling
 
 T = TypeVar("T")
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-TRANSPORT_FIELDS = ("stream", "stream_options")
-TRIM_FIELD = "whippletree_trim"
-NO_ARGUMENTS = "{}"
-ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "invalid_request_error"}
+HINTS = frozenset({
+    "audio", "bad_words", "best_of", "chat_template", "chat_template_kwargs", "early_stopping", "echo", "enable_thinking",
+    "frequency_penalty", "function_call_options", "ignore_eos", "include_stop_str_in_output", "length_penalty",
+    "logit_bias", "logits_processors", "metadata", "min_p", "min_tokens", "modalities", "parallel_tool_calls", "prediction",
+    "presence_penalty", "priority", "prompt_cache_key", "prompt_cache_retention", "reasoning", "reasoning_effort",
+    "repetition_penalty", "safety_identifier", "service_tier", "skip_special_tokens", "spaces_between_special_tokens",
+    "stop_token_ids", "store", "thinking", "top_a", "top_k", "truncate_prompt_tokens", "typical_p", "use_beam_search",
+    "user", "verbosity", "web_search_options",
+})  # fmt: skip
+"""Fields whose meaning is known and that are not used: the run decides on sampling, the renderer on the template."""
+
+KNOWN = frozenset(wire.ChatBody.__struct_fields__)
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
 
 
 class ChatDialect:
     """Satisfies `dialects.Dialect`."""
 
     name = "chat"
+    generate_paths: tuple[str, ...] = ("/v1/chat/completions", "/chat/completions")
+    count_paths: tuple[str, ...] = ()
+    limits = frozenset({"stream", "stream_options", "max_tokens", "max_completion_tokens"})
+    keepalive = b": keep-alive\n\n"
 
-    def parse(self, body: bytes) -> ChatRequest:
+    def target(self, match: Mapping[str, str], query: Mapping[str, str]) -> Target:
+        """The body says everything."""
+        return Target()
+
+    def parse(self, body: bytes, target: Target) -> ChatRequest:
         """The internal form of a request. Raises RequestError (400)."""
+        sent = _decode(body, dict[str, msgspec.Raw])
         request = _decode(body, wire.ChatBody)
         if not request.messages:
             raise RequestError("messages is empty", "send at least one message")
         if request.n is not None and request.n != 1:
             raise RequestError(f"n is {request.n}; one reply is sampled per request", "leave n out and send several requests")
-        if request.response_format is not None and request.response_format.type != "text":
-            kind = request.response_format.type
-            raise RequestError(f"response_format {kind!r} is not supported", "use type text, or leave it out")
-        stop = request.stop
+        ignored = Ignored()
+        extra = _unused(sent, ignored)
+        tools = read_tools(request, ignored)
+        choice, forced = read_choice(request, tools, ignored)
+        if request.top_logprobs:
+            ignored.add("top_logprobs")  # only the sampled token's own is kept
+        options = request.stream_options
         return ChatRequest(
             model=request.model or "",
-            messages=tuple(_message(message, place) for place, message in enumerate(request.messages)),
-            tools=tuple(_tool(tool, place) for place, tool in enumerate(request.tools or ())),
-            tool_choice=_tool_choice(request.tool_choice),
+            messages=read_messages(request.messages, ignored),
+            tools=tools,
+            tool_choice=choice,  # type: ignore[arg-type]  # one of the three words
+            forced_tool=forced,
             stream=bool(request.stream),
-            include_usage=bool(request.stream_options and request.stream_options.include_usage),
-            requested=RequestedSampling(
-                temperature=request.temperature,
-                top_p=request.top_p,
-                max_tokens=_max_tokens(request),
-                seed=request.seed,
-                stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-                n=request.n,
-            ),
+            include_usage=bool(options is not None and options.include_usage),
+            wants_logprobs=bool(request.logprobs),
+            schema=_schema(request.response_format, ignored),
+            requested=_sampling(request),
+            ignored=ignored.names(),
+            extra=extra,
         )
 
-    def digest(self, body: bytes) -> str:
-        """SHA-256 over the fields in name order, without the transport's."""
-        fields = _decode(body, dict[str, msgspec.Raw])
-        digest = hashlib.sha256()
-        for name in sorted(fields):
-            if name not in TRANSPORT_FIELDS:
-                digest.update(b"%d:%s=" % (len(bytes(fields[name])), name.encode("utf-8", "surrogatepass")))
-                digest.update(bytes(fields[name]))
-        return digest.hexdigest()
+    def parse_count(self, body: bytes, target: Target) -> ChatRequest:
+        """There is no token count in this dialect; the request of a generation."""
+        return self.parse(body, target)
 
-    def trim(self, body: bytes, trim: Trim) -> bytes:
-        """The body without its first messages (and tools) that the base call has; says so in one further field."""
-        if not trim.base:
-            return body
-        fields: dict[str, Any] = dict(_decode(body, dict[str, msgspec.Raw]))
-        messages = msgspec.json.decode(fields["messages"], type=list[msgspec.Raw])
-        fields["messages"] = messages[trim.messages :]
-        if trim.tools:
-            fields.pop("tools", None)
-        fields[TRIM_FIELD] = trim
-        return msgspec.json.encode(fields)
+    def counted(self, tokens: int) -> bytes:
+        """{"prompt_tokens": n}."""
+        return msgspec.json.encode({"prompt_tokens": tokens})
 
-    def trimmed(self, stored: bytes) -> Trim:
-        """What was left out of a stored request."""
-        fields = _decode(stored, dict[str, msgspec.Raw])
-        return msgspec.json.decode(fields[TRIM_FIELD], type=Trim) if TRIM_FIELD in fields else Trim()
-
-    def reply(self, head: ReplyHead, call: Call, message: ParsedMessage) -> bytes:
+    def reply(self, head: ReplyHead, call: Call, message: ParsedMessage, tokens: Sequence[TokenText] = ()) -> bytes:
         """A whole reply."""
-        out = wire.MessageOut(
-            content=message.content if message.content or not message.tool_calls else None,
-            reasoning_content=message.reasoning or msgspec.UNSET,
-            tool_calls=[_tool_call_out(item) for item in message.tool_calls] or msgspec.UNSET,
-        )
-        return msgspec.json.encode(
-            wire.ReplyOut(
-                id=_reply_id(head),
-                created=head.created,
-                model=head.model,
-                choices=[wire.ChoiceOut(message=out, finish_reason=_finish(message.finish_reason))],
-                usage=_usage(call),
-            )
-        )
+        return msgspec.json.encode(whole_reply(head, call, message, tokens))
 
-    def read_reply(self, reply: bytes) -> ParsedMessage:
-        """The turn that a whole reply carries."""
-        choice = _decode(reply, wire.ReplyOut).choices[0]
-        calls = choice.message.tool_calls
-        return ParsedMessage(
-            content=choice.message.content or "",
-            reasoning=choice.message.reasoning_content or "",
-            tool_calls=tuple(
-                ToolCall(id=item.id or "", name=item.function.name or "", arguments=item.function.arguments or "")
-                for item in (calls or ())
-            ),
-            finish_reason=_read_finish(choice.finish_reason),
-        )
-
-    def stream(self, head: ReplyHead, *, include_usage: bool) -> ChatStream:
+    def stream(self, head: ReplyHead) -> ChatStream:
         """A writer for one streamed reply."""
-        return ChatStream(head, include_usage)
+        return ChatStream(head, self.error)
 
     def error(self, error: RequestError) -> bytes:
-        """{"error": {"message", "type", "code", "param"}}."""
+        """{"error": {"message", "type", "code", "param"}}; a prompt that does not fit is told in OpenAI's words."""
         kind = ERROR_TYPES.get(error.status) or ("server_error" if error.status >= 500 else "invalid_request_error")
-        return msgspec.json.encode(wire.ErrorOut(error=wire.ErrorDetail(message=str(error), type=kind, code=error.code)))
+        detail = replies.ErrorDetail(message=str(error), type=kind, code=error.code)
+        if error.code == overflow.CODE:
+            detail = msgspec.structs.replace(detail, message=_too_long(error), param="messages")
+        return msgspec.json.encode(replies.ErrorOut(error=detail))
 
     def models(self, names: tuple[str, ...], context_length: int) -> bytes:
         """The model list."""
-        return msgspec.json.encode(
-            wire.ModelsOut(data=[wire.ModelOut(id=name, max_model_len=context_length) for name in names])
-        )
+        entries = [replies.ModelOut(id=name, max_model_len=context_length) for name in names]
+        return msgspec.json.encode(replies.ModelsOut(data=entries))
 
     def model(self, name: str, context_length: int) -> bytes:
         """One model."""
-        return msgspec.json.encode(wire.ModelOut(id=name, max_model_len=context_length))
-
-
-class ChatStream:
-    """Satisfies `dialects.StreamWriter`. The first event carries the role; arguments that stay empty become "{}" at the end."""
-
-    def __init__(self, head: ReplyHead, include_usage: bool) -> None:
-        self._head = head
-        self._include_usage = include_usage
-        self._started = False
-        self._has_arguments: dict[int, bool] = {}
-
-    def delta(self, delta: StreamDelta) -> bytes:
-        """The event of one delta."""
-        out = wire.DeltaOut(content=delta.content or None, reasoning_content=delta.reasoning or None)
-        if delta.tool_index >= 0:
-            out = msgspec.structs.replace(out, tool_calls=[self._tool_call(delta)])
-        return self._chunk(out)
-
-    def _tool_call(self, delta: StreamDelta) -> wire.ToolCallOut:
-        first = delta.tool_index not in self._has_arguments
-        self._has_arguments[delta.tool_index] = bool(delta.arguments) or self._has_arguments.get(delta.tool_index, False)
-        return wire.ToolCallOut(
-            index=delta.tool_index,
-            id=delta.tool_id or None,
-            type="function" if first else None,
-            function=wire.FunctionOut(name=delta.tool_name or None, arguments=delta.arguments),
-        )
-
-    def end(self, call: Call, message: ParsedMessage) -> bytes:
-        """Finish reason, usage where it was asked for, and the end mark."""
-        events = [
-            self._chunk(
-                wire.DeltaOut(tool_calls=[wire.ToolCallOut(index=index, function=wire.FunctionOut(arguments=NO_ARGUMENTS))])
-            )
-            for index, filled in self._has_arguments.items()
-            if not filled
-        ]
-        events.append(self._chunk(wire.DeltaOut(), finish_reason=_finish(message.finish_reason)))
-        if self._include_usage:
-            events.append(_event(self._envelope([], _usage(call))))
-        return b"".join([*events, b"data: [DONE]\n\n"])
-
-    def error(self, error: RequestError) -> bytes:
-        """The error as an event; no end mark follows, so that no client takes the stream for complete."""
-        return b"data: " + ChatDialect().error(error) + b"\n\n"
-
-    def _chunk(self, delta: wire.DeltaOut, finish_reason: str | None = None) -> bytes:
-        if not self._started:
-            self._started = True
-            first = delta.content if delta.content is not None else (None if delta.reasoning_content else "")
-            delta = msgspec.structs.replace(delta, role="assistant", content=first)
-        return _event(self._envelope([wire.ChunkChoice(delta=delta, finish_reason=finish_reason)]))
-
-    def _envelope(self, choices: list[wire.ChunkChoice], usage: Any = msgspec.UNSET) -> wire.ChunkOut:
-        head = self._head
-        return wire.ChunkOut(id=_reply_id(head), created=head.created, model=head.model, choices=choices, usage=usage)
+        return msgspec.json.encode(replies.ModelOut(id=name, max_model_len=context_length))
 
 
 def _decode(data: bytes, kind: type[T]) -> T:
@@ -202,89 +126,54 @@ def _decode(data: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the request body cannot be read: {error}", "mend the field it names") from error
+    except RecursionError as error:
+        raise RequestError("the request body cannot be read: it is nested too deeply", "nest its values less") from error
 
 
-def _message(message: wire.WireMessage, place: int) -> Message:
-    role = ROLES.get(message.role)
-    if role is None:
-        known = ", ".join(ROLES)
-        raise RequestError(f"messages[{place}].role is {message.role!r}", f"roles served here: {known}")
-    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
-    return Message(
-        role=role,  # type: ignore[arg-type]  # the values of ROLES
-        content=_text(message.content, place),
-        reasoning=reasoning or "",
-        tool_calls=tuple(_tool_call(item) for item in message.tool_calls or ()),
-        tool_call_id=message.tool_call_id or "",
-        name=message.name or "",
-    )
+def _unused(sent: dict[str, msgspec.Raw], ignored: Ignored) -> dict[str, Any]:
+    """Name the fields that are not used; return those of no known meaning."""
+    extra = {}
+    for name, raw in sent.items():
+        if name not in KNOWN and bytes(raw) != b"null":
+            ignored.add(name)
+            if name not in HINTS:
+                extra[name] = _decode(bytes(raw), object)
+    return extra
 
 
-def _text(content: str | list[wire.TextPart] | None, place: int) -> str:
-    if isinstance(content, list):
-        for part in content:
-            if part.type not in ("text", "refusal"):
-                raise RequestError(f"messages[{place}].content has a part of type {part.type!r}", "only text is served")
-        return "".join(part.text for part in content)
-    return content or ""
+def _schema(asked: wire.ResponseFormat | None, ignored: Ignored) -> dict[str, Any] | None:
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_schema" and asked.json_schema is not None:
+        return asked.json_schema.definition or {"type": "object"}
+    if asked.type == "json_object":
+        return {"type": "object"}
+    if asked.type == "json_schema":
+        raise RequestError("response_format.json_schema is missing", "send the schema, or leave response_format out")
+    ignored.add("response_format")
+    return None
 
 
-def _tool_call(item: wire.WireToolCall) -> ToolCall:
-    function = item.function or wire.WireFunction()
-    arguments = function.arguments
-    if isinstance(arguments, dict):
-        arguments = msgspec.json.encode(arguments).decode()
-    return ToolCall(id=item.id or "", name=function.name or "", arguments=arguments or "")
-
-
-def _tool(tool: wire.WireTool, place: int) -> ToolSpec:
-    if tool.type != "function" or tool.function is None:
-        raise RequestError(f"tools[{place}] has type {tool.type!r}", "only function tools are served")
-    function = tool.function
-    return ToolSpec(name=function.name, description=function.description or "", parameters=function.parameters or {})
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
-    if isinstance(choice, dict) or choice == "required":  # a forced tool is recorded; nothing is enforced while sampling
-        return "required"
-    if choice in (None, "auto", "none"):
-        return choice or "auto"
-    raise RequestError(f"tool_choice is {choice!r}", "use auto, none, required, or name a function")
-
-
-def _max_tokens(request: wire.ChatBody) -> int | None:
+def _sampling(request: wire.ChatBody) -> RequestedSampling:
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     if asked is not None and asked < 1:
         raise RequestError(f"max_tokens is {asked}", "ask for at least one token")
-    return asked
-
-
-def _tool_call_out(item: ToolCall) -> wire.ToolCallOut:
-    function = wire.FunctionOut(name=item.name, arguments=item.arguments or NO_ARGUMENTS)
-    return wire.ToolCallOut(id=item.id, type="function", function=function)
-
-
-def _usage(call: Call) -> wire.Usage:
-    return wire.Usage(
-        prompt_tokens=call.prompt_tokens,
-        completion_tokens=call.sampled_tokens,
-        total_tokens=call.prompt_tokens + call.sampled_tokens,
-        prompt_tokens_details={"cached_tokens": call.cached_tokens},
-        completion_tokens_details={"reasoning_tokens": 0},
+    stop = request.stop
+    return RequestedSampling(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        max_tokens=asked,
+        seed=request.seed,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        n=request.n,
     )
 
 
-def _finish(reason: FinishReason) -> str:
-    return reason if reason in ("stop", "length", "tool_calls") else "length"
-
-
-def _read_finish(reason: str) -> FinishReason:
-    return "tool_calls" if reason == "tool_calls" else "length" if reason == "length" else "stop"
-
-
-def _reply_id(head: ReplyHead) -> str:
-    return "chatcmpl-" + re.sub(r"^c-", "", head.call_id)
-
-
-def _event(chunk: wire.ChunkOut) -> bytes:
-    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+def _too_long(error: RequestError) -> str:
+    numbers = overflow.overflow_of(error)
+    if numbers is None:
+        return f"This model's maximum context length is smaller than this request: {error}"
+    return (
+        f"This model's maximum context length is {numbers.limit} tokens. However, your messages resulted in {numbers.prompt} "
+        "tokens. Please reduce the length of the messages."
+    )

@@ -1,13 +1,11 @@
-"""The wire structs of OpenAI chat-completions, as far as we read or write them. Fields we do not know are ignored on reading.
+"""The wire structs of OpenAI chat-completions requests, as far as we read them. Fields we do not know are ignored on reading.
 
-Invariant (tests/gateway/test_gateway_chat_dialect.py): every recorded harness request decodes.
+Invariant (tests/gateway/test_gateway_chat_recordings.py): every recorded harness request decodes.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from whippletree.types import Struct
 
@@ -16,11 +14,40 @@ class Wire(Struct):
     """Base: absent and null are the same on reading; defaults are left out on writing."""
 
 
-class TextPart(Wire):
+class ImageUrl(Wire):
+    """Example: {"url": "data:image/png;base64,iVBORw0K"}"""
+
+    url: str
+
+
+class InputAudio(Wire):
+    """Example: {"data": "UklGRg==", "format": "wav"}"""
+
+    data: str
+    format: str = "wav"
+
+
+class FilePart(Wire):
+    """Example: {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}"""
+
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class Part(Wire):
     """One part of a message's content. Example: {"type": "text", "text": "hi"}"""
 
     type: str = "text"
-    text: str = ""
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    image_url: ImageUrl | str | None = None
+    video_url: ImageUrl | str | None = None
+    audio_url: ImageUrl | str | None = None
+    input_audio: InputAudio | None = None
+    file: FilePart | None = None
 
 
 class WireFunction(Wire):
@@ -30,22 +57,49 @@ class WireFunction(Wire):
     arguments: str | dict[str, Any] | None = None
 
 
+class WireCustomCall(Wire):
+    """The call of a tool that takes free text. Example: {"name": "apply_patch", "input": "*** Begin Patch"}"""
+
+    name: str
+    input: str = ""
+
+
 class WireToolCall(Wire):
     """Example: {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}"""
 
     id: str | None = None
     type: str | None = None
     function: WireFunction | None = None
+    custom: WireCustomCall | None = None
+
+
+class ReasoningDetail(Wire):
+    """A piece of reasoning as some routers send it. Example: {"type": "reasoning.text", "text": "hm"}"""
+
+    text: str | None = None
+    summary: str | None = None
+    signature: str | None = None
+
+
+class ThinkingBlock(Wire):
+    """A piece of reasoning as Anthropic's clients send it. Example: {"type": "thinking", "thinking": "hm"}"""
+
+    thinking: str | None = None
+    signature: str | None = None
 
 
 class WireMessage(Wire):
     """Example: {"role": "user", "content": "hi"}"""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[Part] | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_details: list[ReasoningDetail] | None = None
+    thinking_blocks: list[ThinkingBlock] | None = None
     tool_calls: list[WireToolCall] | None = None
+    function_call: WireFunction | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -58,11 +112,62 @@ class WireToolFunction(Wire):
     parameters: dict[str, Any] | None = None
 
 
+class Grammar(Wire):
+    """Example: {"syntax": "lark", "definition": "start: /.+/"}"""
+
+    syntax: str = ""
+    definition: str = ""
+
+
+class CustomFormat(Wire):
+    """What a free-text tool takes. Example: {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}"""
+
+    type: str = "text"
+    grammar: Grammar | None = None
+
+
+class WireCustomTool(Wire):
+    """Example: {"name": "apply_patch", "description": "edit files", "format": {"type": "text"}}"""
+
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
 class WireTool(Wire):
     """Example: {"type": "function", "function": {"name": "bash"}}"""
 
     type: str = "function"
     function: WireToolFunction | None = None
+    custom: WireCustomTool | None = None
+
+
+class Named(Wire):
+    """A tool by its name; other fields are not read. Example: {"name": "bash"}"""
+
+    name: str | None = None
+
+
+class ToolReference(Wire):
+    """Example: {"type": "function", "function": {"name": "bash"}}"""
+
+    type: str = "function"
+    function: Named | None = None
+    custom: Named | None = None
+    name: str | None = None
+
+
+class AllowedTools(Wire):
+    """Example: {"mode": "required", "tools": [{"type": "function", "function": {"name": "bash"}}]}"""
+
+    mode: str = "auto"
+    tools: list[ToolReference] = []
+
+
+class ToolChoice(ToolReference):
+    """Example: {"type": "function", "function": {"name": "bash"}}"""
+
+    allowed_tools: AllowedTools | None = None
 
 
 class StreamOptions(Wire):
@@ -71,10 +176,17 @@ class StreamOptions(Wire):
     include_usage: bool | None = None
 
 
+class JsonSchema(Wire, rename={"definition": "schema"}):
+    """Example: {"name": "answer", "schema": {"type": "object"}}"""
+
+    definition: dict[str, Any] | None = None
+
+
 class ResponseFormat(Wire):
-    """Example: {"type": "text"}"""
+    """Example: {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}"""
 
     type: str = "text"
+    json_schema: JsonSchema | None = None
 
 
 class ChatBody(Wire):
@@ -83,7 +195,9 @@ class ChatBody(Wire):
     messages: list[WireMessage]
     model: str | None = None
     tools: list[WireTool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | ToolChoice | None = None
+    functions: list[WireToolFunction] | None = None
+    function_call: str | Named | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
@@ -94,121 +208,5 @@ class ChatBody(Wire):
     stop: str | list[str] | None = None
     n: int | None = None
     response_format: ResponseFormat | None = None
-
-
-# --- replies -----------------------------------------------------------------------------------------------------------
-
-
-class FunctionOut(Wire):
-    """Example: {"name": "bash", "arguments": "{}"}"""
-
-    name: str | None = None
-    arguments: str | None = None
-
-
-class ToolCallOut(Wire):
-    """A tool call of a reply; in a stream, a piece of it, with its index."""
-
-    function: FunctionOut
-    index: int | None = None
-    id: str | None = None
-    type: Literal["function"] | None = None
-
-
-class Usage(Wire, omit_defaults=False):
-    """Counts in tokens."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int]
-    completion_tokens_details: dict[str, int]
-
-
-class MessageOut(Wire, omit_defaults=False):
-    """The assistant's message; `content` is null where only tools are called."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None = None
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: list[ToolCallOut] | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChoiceOut(Wire, omit_defaults=False):
-    """The one choice of a whole reply."""
-
-    message: MessageOut
-    finish_reason: str
-    index: int = 0
-    logprobs: None = None
-
-
-class ReplyOut(Wire, omit_defaults=False):
-    """A whole reply."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChoiceOut]
-    usage: Usage
-    object: Literal["chat.completion"] = "chat.completion"
-
-
-class DeltaOut(Wire):
-    """What a chunk adds."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCallOut] | None = None
-
-
-class ChunkChoice(Wire, omit_defaults=False):
-    """The one choice of a chunk; `finish_reason` is set in the terminal one."""
-
-    delta: DeltaOut
-    finish_reason: str | None = None
-    index: int = 0
-
-
-class ChunkOut(Wire, omit_defaults=False):
-    """One event of a stream."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    usage: Usage | msgspec.UnsetType = msgspec.UNSET
-
-
-class ErrorDetail(Wire, omit_defaults=False):
-    """What went wrong, in OpenAI's form."""
-
-    message: str
-    type: str
-    code: str | None = None
-    param: None = None
-
-
-class ErrorOut(Wire):
-    """An error body."""
-
-    error: ErrorDetail
-
-
-class ModelOut(Wire, omit_defaults=False):
-    """One entry of the model list; `max_model_len` is the context length in tokens, 0 when no engine has answered yet."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int = 0
-    owned_by: str = "whippletree"
-    max_model_len: int = 0
-
-
-class ModelsOut(Wire, omit_defaults=False):
-    """The model list."""
-
-    data: list[ModelOut]
-    object: Literal["list"] = "list"
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
