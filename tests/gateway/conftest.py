@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from direct import direct
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from whippletree.engines.scripted import Faults, ScriptedEngine
@@ -31,6 +32,17 @@ def read_recording(name: str) -> list[dict[str, Any]]:
     """Requests of a recorded mini-SWE-agent session, in order."""
     with gzip.open(Path(__file__).parent / "recordings" / f"mini-swe-agent.{name}.jsonl.gz", "rt") as lines:
         return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="session")
+def recordings() -> Callable[[str], list[dict[str, Any]]]:
+    """Exchanges of a recorded session of any harness, in order: name like "codex.subagent"."""
+
+    def read(name: str) -> list[dict[str, Any]]:
+        with gzip.open(Path(__file__).parent / "recordings" / f"{name}.jsonl.gz", "rt") as lines:
+            return [json.loads(line) for line in lines]
+
+    return read
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +71,18 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def renderer(model_dir: Path) -> Any:
     return load_renderer(model_dir, RenderingConfig(template="tiny", reasoning_format="think"))
+
+
+def scripted(renderer: Any, answers: Sequence[str] | Callable[[str], str] | None) -> Any:
+    """Answers as text → the script of an engine."""
+
+    def script(prompt: Sequence[int]) -> list[int]:
+        assert callable(answers)
+        return list(renderer.codec.encode(answers(renderer.decode(list(prompt))) + "<|im_end|>"))
+
+    if answers is None or callable(answers):
+        return script if answers is not None else None
+    return [renderer.codec.encode(text + "<|im_end|>") for text in answers]
 
 
 class World:
@@ -112,18 +136,11 @@ def make_world(tmp_path: Path, renderer: Any) -> Callable[..., Any]:
         faults: Faults | None = None,
         context: int = 4096,
         rendering: Any = None,
+        reports: Any = None,
         **config: Any,
     ) -> Any:
         used = rendering or renderer
-
-        def script(prompt: Sequence[int]) -> list[int]:
-            assert callable(answers)
-            return used.codec.encode(answers(used.decode(list(prompt))) + "<|im_end|>")
-
-        used_script = script if callable(answers) else None
-        if answers is not None and not callable(answers):
-            used_script = [used.codec.encode(text + "<|im_end|>") for text in answers]
-        one = ScriptedEngine(used_script, vocabulary=420, context=context, faults=faults or Faults())
+        one = ScriptedEngine(scripted(used, answers), vocabulary=420, context=context, faults=faults or Faults())
         settings = GatewayConfig(**config)
         async with AsyncExitStack() as stack:
             store = open_store(tmp_path / "run")
@@ -133,10 +150,32 @@ def make_world(tmp_path: Path, renderer: Any) -> Callable[..., Any]:
             specs = [RolloutSpec(rollout_id=f"r{n}", **same) for n in range(3)]
             store.create_rollouts(specs).result()
             store.claim("worker", 3).result()
-            parts = Parts(store=store, engines=engines or [one], renderer=used, secret=SECRET)
+            parts = Parts(store=store, engines=engines or [one], renderer=used, secret=SECRET, reports=reports or {})
             port = await stack.enter_async_context(serving(settings, parts))
             world = World(store, list(parts.engines), used, settings, port)
             world.http = await stack.enter_async_context(aiohttp.ClientSession())
             yield world
+
+    return make
+
+
+@pytest.fixture
+def make_direct(tmp_path: Path, renderer: Any) -> Callable[..., Any]:
+    """`async with make_direct(answers) as gateway`: as `make_world`, without HTTP; see direct.Direct."""
+
+    @asynccontextmanager
+    async def make(
+        answers: Sequence[str] | Callable[[str], str] | None = None,
+        *,
+        engines: Sequence[Any] | None = None,
+        faults: Faults | None = None,
+        context: int = 4096,
+        rendering: Any = None,
+        **settings: Any,
+    ) -> Any:
+        used = rendering or renderer
+        one = ScriptedEngine(scripted(used, answers), vocabulary=420, context=context, faults=faults or Faults())
+        async with direct(tmp_path / "run", used, engines or [one], **settings) as gateway:
+            yield gateway
 
     return make

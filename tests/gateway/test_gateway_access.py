@@ -5,7 +5,9 @@ import json
 import aiohttp
 import pytest
 
+from whippletree.gateway.config import GatewayConfig
 from whippletree.gateway.keys import control_key, mint
+from whippletree.gateway.server import Parts, serving
 
 SECRET = bytes(range(32))
 CHAT = {"messages": [{"role": "user", "content": "go"}]}
@@ -24,7 +26,9 @@ async def ask(world, method, path, *, key="", headers=None, **options):
     ("key", "says"),
     [
         ("", "no key was sent"),
-        ("sk-made-up", "not a key of this gateway"),
+        ("sk-made-up", "not a key of this gateway: it matches no rollout"),
+        (KEY[:-3] + "AAA", "'r0', attempt 1 was not signed by this run: it does not match that rollout"),
+        ("wt-" + "x" * 40 + ".y", "the key is damaged"),
         (mint(b"x" * 32, "r0", 1), "'r0', attempt 1 was not signed by this run"),
         (mint(SECRET, "r9", 1), "'r9' is not in this run's store"),
         (mint(SECRET, "r0", 7), "'r0' has no attempt 7"),
@@ -41,19 +45,92 @@ async def test_a_model_route_needs_an_attempts_key(make_world, key, says):
         assert (await ask(world, "POST", "/v1/chat/completions", key=KEY, json=CHAT))[0] == 200
 
 
+CONTROL_ROUTES = [
+    ("POST", "/control/hold"),
+    ("POST", "/control/release"),
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("GET", "/control/status"),
+    ("POST", "/sessions"),
+    ("GET", "/sessions/r0/rollout"),
+    ("POST", "/control/attempts/r0/1/seal"),
+]
+
+
 async def test_control_routes_need_the_control_key(make_world):
     async with make_world(None) as world:
-        for method, path in [
-            ("POST", "/control/hold"),
-            ("POST", "/control/release"),
-            ("POST", "/control/attempts/r0/1/seal"),
-            ("GET", "/control/status"),
-        ]:
+        for method, path in CONTROL_ROUTES:
             assert (await ask(world, method, path))[0] == 401
             assert (await ask(world, method, path, key="wtc-wrong"))[0] == 401
             assert (await ask(world, method, path, key=KEY))[0] == 403
             assert (await ask(world, method, path, key=control_key(SECRET)))[0] == 200
-        assert (await ask(world, "POST", f"/r/{KEY}/control/hold"))[0] == 404
+        for method, path in [("POST", "/sessions/r0/finish"), ("DELETE", "/sessions/r0")]:
+            assert (await ask(world, method, path))[0] == 401
+            assert (await ask(world, method, path, key=KEY))[0] == 403
+        assert world.store.rollout("r0").state == "running"
+        assert (await ask(world, "POST", f"/r/{KEY}/control/hold"))[0] == 403
+        assert (await ask(world, "POST", f"/r/{control_key(SECRET)}/control/hold"))[0] == 404
+
+
+async def test_an_attempts_key_on_a_control_route_leaves_bounded_evidence_on_its_rollout(make_world):
+    async with make_world(None) as world:
+        for _ in range(2):
+            assert (await ask(world, "POST", "/sessions/r1/finish?reward=1", key=KEY, json={"reward": 1.0}))[0] == 403
+        (event,) = world.store.events("r0")
+        assert (event.kind, event.attempt, event.data) == (
+            "forbidden_route",
+            1,
+            {"method": "POST", "path": "/sessions/r1/finish"},
+        )
+        for number in range(200):
+            assert (await ask(world, "POST", f"/r/{KEY}/reward/{number}"))[0] == 403
+        events = world.store.events("r0")
+        assert len(events) == 32
+        assert KEY not in str(events)
+        parts = Parts(store=world.store, engines=[], renderer=world.renderer, secret=SECRET)
+        async with serving(GatewayConfig(), parts) as port:  # a restarted gateway counts on
+            sent = {"Authorization": f"Bearer {KEY}"}
+            async with world.http.post(f"http://127.0.0.1:{port}/reward/new", headers=sent) as response:
+                assert response.status == 403
+        assert world.store.events("r0") == events
+        assert (await ask(world, "POST", "/pause", key=mint(b"x" * 32, "r2", 1)))[0] == 403
+        assert world.store.events("r1") == world.store.events("r2") == []  # nobody can put evidence on another's rollout
+        assert world.store.rollout("r1").state == "running"
+
+
+async def test_keys_that_open_nothing_are_counted(make_world):
+    async with make_world(lambda prompt: "hi") as world:
+        await ask(world, "POST", "/v1/chat/completions", key="intercepted", json=CHAT)
+        await ask(world, "GET", "/control/status", key="wtc-wrong")
+        await ask(world, "POST", "/v1/chat/completions", key=KEY, json=CHAT)
+        assert (await world.control.status_async()).refused_keys == 2
+
+
+async def test_a_key_may_come_in_every_way_that_sdks_know(make_world):
+    async with make_world(lambda prompt: "hi") as world:
+        for headers, path in [
+            ({"Authorization": f"Bearer {KEY}"}, "/v1/models"),
+            ({"x-api-key": KEY}, "/v1/models"),
+            ({"x-goog-api-key": KEY}, "/v1/models"),
+            ({}, f"/v1/models?key={KEY}"),
+            ({}, f"/r/{KEY}/v1/models"),
+            ({"Authorization": "Bearer placeholder", "x-api-key": KEY}, "/v1/models"),
+            ({"Authorization": "Bearer intercepted"}, f"/r/{KEY}/v1/models"),
+        ]:
+            assert (await ask(world, "GET", path, headers=headers))[0] == 200, (headers, path)
+        assert (await ask(world, "GET", "/v1/models", headers={"Authorization": f"Basic {KEY}"}))[0] == 401
+
+
+async def test_no_key_is_in_any_log(make_world, caplog):
+    caplog.set_level(0)
+    async with make_world(lambda prompt: "hi") as world:
+        world.store.calls = None  # something breaks inside
+        for path in ("/v1/chat/completions", "/v1/nothing", "/control/hold", "/v1beta/models?key=" + KEY):
+            await ask(world, "POST", f"/r/{KEY}{path}", key=KEY, json=CHAT)
+        await ask(world, "GET", "/sessions/r0/rollout", key=control_key(SECRET))
+        assert "failed" in caplog.text
+        assert KEY not in caplog.text
+        assert control_key(SECRET) not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -97,6 +174,15 @@ async def test_a_body_that_is_too_large_is_refused_in_the_dialects_form(make_wor
         status, body = await ask(world, "POST", "/v1/chat/completions", key=KEY, data=b"x" * 2000)
         assert status == 413
         assert "1000 bytes" in body["error"]["message"]
+
+
+async def test_no_page_of_another_origin_may_read_an_answer(make_world):
+    async with make_world(lambda prompt: "hi") as world:
+        preflight = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+        for method, headers in [("OPTIONS", preflight), ("OPTIONS", {}), ("GET", {"Origin": "http://localhost:1"})]:
+            sent = {"Authorization": f"Bearer {KEY}", **headers}
+            async with world.http.request(method, world.url + "/v1/models", headers=sent) as response:
+                assert not [name for name in response.headers if name.lower().startswith("access-control")]
 
 
 async def test_a_foreign_host_is_refused_before_the_body_is_read(make_world):

@@ -39,8 +39,8 @@ async def test_a_hold_waits_for_those_in_flight_and_a_release_admits_in_order():
     order, leave = [], asyncio.Event()
 
     async def call(name, hold_on):
-        async with gate.admitted() as waited:
-            order.append((name, waited))
+        async with gate.admitted():
+            order.append(name)
             if hold_on:
                 await leave.wait()
 
@@ -52,14 +52,14 @@ async def test_a_hold_waits_for_those_in_flight_and_a_release_admits_in_order():
     await asyncio.sleep(0)
     others[1].cancel()  # its harness goes away
     assert not held.done()
-    assert order == [("a", False)]
+    assert order == ["a"]
     leave.set()
     assert await held == 0
     await first
-    assert order == [("a", False)]
+    assert order == ["a"]
     gate.release()
     await asyncio.gather(*others, return_exceptions=True)
-    assert order == [("a", False), ("b", True), ("d", True)]
+    assert order == ["a", "b", "d"]
     assert not gate.state.in_flight
     assert not gate.state.waiting
 
@@ -74,8 +74,8 @@ async def test_a_hold_that_is_not_drained_in_time_says_how_many_are_left():
 async def test_a_hold_that_nobody_releases_ends_by_itself():
     gate = Gate(0, hold_limit=0.02)
     assert await gate.hold(1.0) == 0
-    async with gate.admitted() as waited:
-        assert waited
+    async with gate.admitted():
+        assert not gate.state.holding
     assert gate.holds_expired == 1
 
 
@@ -97,3 +97,33 @@ async def test_a_release_frees_whoever_still_waits_for_the_drain():
         assert await held == 1
         with pytest.raises(asyncio.TimeoutError):  # a later hold waits again
             await asyncio.wait_for(gate.hold(60.0), 0.01)
+
+
+async def test_a_hold_that_aborts_sends_those_in_flight_back_in_line():
+    gate = Gate(0, hold_limit=60.0)
+    rounds = []
+
+    async def call(name):
+        while True:
+            async with gate.admitted() as stay:
+                interrupted = asyncio.Event()
+                stay.interrupt = interrupted.set
+                rounds.append(name)
+                if rounds.count(name) == 2:
+                    return
+                await interrupted.wait()
+
+    calls = [asyncio.create_task(call(name)) for name in "ab"]
+    await asyncio.sleep(0)
+    assert await gate.hold(0.0, abort=True) == 0
+    assert len(gate.state.waiting) == 2
+    gate.release()
+    await asyncio.gather(*calls)
+    assert sorted(rounds) == ["a", "a", "b", "b"]
+
+
+async def test_what_cannot_be_interrupted_is_waited_for_and_counted(monkeypatch):
+    monkeypatch.setattr("whippletree.gateway.admission.ABORT_LIMIT", 0.1)
+    gate = Gate(0, hold_limit=60.0)
+    async with gate.admitted():
+        assert await gate.hold(0.0, abort=True) == 1

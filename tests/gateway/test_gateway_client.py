@@ -1,7 +1,10 @@
 """The control client."""
 
+import asyncio
+
 import pytest
 
+from whippletree.engines.scripted import Faults
 from whippletree.errors import ConfigurationError, RequestError
 from whippletree.gateway.client import GatewayControl
 from whippletree.gateway.keys import control_key
@@ -47,3 +50,17 @@ async def test_any_rollout_id_arrives_unchanged(make_world, rollout_id):
         assert (await world.chat([{"role": "user", "content": "go"}], rollout=rollout_id))[0] == 200
         report = await GatewayControl(world.url, control_key(SECRET)).seal_async(rollout_id, 1)
         assert (report.sealed, report.calls, report.delivered) == (True, 1, 1)
+
+
+async def test_a_hold_can_be_asked_to_end_what_runs(make_world):
+    async with make_world(lambda prompt: "word " * 60, faults=Faults(token_seconds=0.02)) as world:
+        pending = asyncio.create_task(world.chat([{"role": "user", "content": "go"}]))
+        while not (await world.control.status_async()).in_flight:
+            await asyncio.sleep(0.01)
+        report = await world.control.hold_async(limit=0.1, abort=True)
+        assert (report.held, report.in_flight) == (True, 0)
+        await world.control.release_async()
+        assert (await pending)[0] == 200
+        (call,) = world.calls()
+        assert (call.finish_reason, call.error) == ("stop", "")
+        assert (await world.control.status_async()).resumed == 1

@@ -8,8 +8,11 @@ import pytest
 
 from whippletree.engines.scripted import Faults, ScriptedEngine
 from whippletree.errors import AlignmentError, EngineUnavailable
-from whippletree.gateway.generation import Sampled, check_alignment, effective_sampling
+from whippletree.gateway.generation import effective_sampling
 from whippletree.gateway.keys import mint
+from whippletree.gateway.routing import StickyRouter
+from whippletree.gateway.sources import Sampled, check_alignment
+from whippletree.protocols import ReplicaView, RoutedCall
 from whippletree.types import RequestedSampling, Sampling, TokenChunk, VersionSpan, WeightUpdate
 
 SECRET = bytes(range(32))
@@ -64,7 +67,9 @@ async def test_another_replica_goes_on_where_the_first_broke(make_world):
     broken = engine(faults=Faults(reset_after=5))
     whole = engine()
     await whole.update_weights(WeightUpdate(directory="", policy_version=4))
-    async with make_world(None, engines=[broken, whole], sampling=Sampling(max_tokens=20, seed=3)) as world:
+    first = StickyRouter().choose([ReplicaView(place=0), ReplicaView(place=1)], RoutedCall(rollout_id="r0"), 0.0)
+    engines = [broken, whole] if first == 0 else [whole, broken]
+    async with make_world(None, engines=engines, sampling=Sampling(max_tokens=20, seed=3)) as world:
         status, reply = await world.chat([user("go")])
         (call,) = world.calls()
         assert status == 200
@@ -143,7 +148,7 @@ async def test_an_engine_that_breaks_after_tokens_leaves_a_record_with_the_cause
     async with make_world(None, engines=[Breaks(None, vocabulary=420, context=4096)]) as world:
         assert (await world.chat([user("go")]))[0] == 502
         (call,) = world.calls()
-        assert (call.finish_reason, call.sampled_tokens, call.delivered) == ("error", 1, False)
+        assert (call.finish_reason, call.sampled_tokens, call.delivered) == ("error", 3, False)
         assert call.error.startswith(f"call {call.call_id}: the engine sent 1 ids with 0 logprobs")
         assert (await world.chat([user("go")]))[0] == 502  # nothing is replayed or gone on with
         assert len(world.calls()) == 2
@@ -172,7 +177,7 @@ async def test_an_error_of_another_kind_is_a_500_in_the_dialects_form(make_world
 def test_a_logprob_that_is_not_finite_is_refused():
     for value in (float("nan"), float("-inf")):
         with pytest.raises(AlignmentError, match="call c-1"):
-            check_alignment(TokenChunk(token_ids=[1], logprobs=[value], policy_version=0), "c-1")
+            check_alignment([1], [value], "c-1")
 
 
 def test_the_smallest_limit_wins_and_seeds_differ_between_turns():

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whippletree.gateway.lineage import Lineage, Node, fingerprints, normal_form, tools_fingerprint
-from whippletree.types import Call, CallTimes, Message, Sampling, ToolCall, ToolSpec
+from whippletree.gateway.lineage import Lineage, Links, Node, fingerprints, form, normal_form, tidied, tools_fingerprint
+from whippletree.types import Call, CallTimes, Media, Message, Sampling, ToolCall, ToolSpec
 
 TOOLS = tools_fingerprint([ToolSpec(name="bash")])
 SYSTEM = Message(role="system", content="be brief")
@@ -17,7 +17,7 @@ def assistant(text="", arguments=None, call_id="c1", reasoning=""):
     return Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
 
 
-def grow(lineage, messages, prompt, sampled, reply, delivered=True):
+def grow(lineage, messages, prompt, sampled, reply, delivered=True, **fields):
     """Record a call whose prompt [P] and sampled ids [S] are given as lists."""
     prompt = np.asarray(prompt, dtype=np.int32)
     parent = lineage.find_parent(prompt)
@@ -37,17 +37,16 @@ def grow(lineage, messages, prompt, sampled, reply, delivered=True):
             times=CallTimes(received=0.0),
             sampling=Sampling(),
             delivered=delivered,
+            **fields,
         ),
         parent=parent,
-        prompt_delta=prompt[known:],
-        sampled=np.asarray(sampled, dtype=np.int32),
-        tools=TOOLS,
-        request=request,
-        after=fingerprints(request, [reply])[0],
+        tail=prompt[known:].tobytes() + np.asarray(sampled, dtype=np.int32).tobytes(),
+        delta=len(prompt) - known,
+        links=Links(tools=TOOLS, request=request, after=fingerprints(request, [reply])[0], asked=form(messages[-1])),
         messages=len(messages),
         reply=reply,
     )
-    lineage.add(node, messages)
+    lineage.add(node, [form(message) for message in messages])
     return node
 
 
@@ -84,13 +83,90 @@ def test_among_calls_with_one_reply_the_delivered_one_is_gone_on_from():
     assert lineage.find_base(prints) is third
 
 
+def cause(lineage, messages, **hints):
+    return lineage.break_of(messages, [form(message) for message in messages], **hints).cause
+
+
 def test_causes():
     lineage = Lineage()
-    assert lineage.cause([SYSTEM, USER]) == "first"
+    assert cause(lineage, [SYSTEM, USER]) == "first"
     grow(lineage, [SYSTEM, USER], [1, 2], [3], assistant("a"))
-    assert lineage.cause([SYSTEM, Message(role="user", content="name this session")]) == "new_thread"
-    assert lineage.cause([SYSTEM, USER, Message(role="user", content="that was no tool call")]) == "harness_edit"
-    assert lineage.cause([Message(role="system", content="today is Monday"), USER, assistant("a"), USER]) == "harness_edit"
+    assert cause(lineage, [SYSTEM, Message(role="user", content="name this session")]) == "new_thread"
+    assert cause(lineage, [SYSTEM, USER, Message(role="user", content="that was no tool call")]) == "harness_edit"
+    assert cause(lineage, [Message(role="system", content="today is Monday"), USER, assistant("a"), USER]) == "harness_edit"
+
+
+LONG = "The parser was mended; what is left is to run the tests and to write the change log."
+
+
+def user(text):
+    return Message(role="user", content=text)
+
+
+def found(lineage, messages, **hints):
+    return lineage.break_of(messages, [form(message) for message in messages], **hints)
+
+
+def test_a_summary_that_stands_for_what_was_left_out_is_a_compaction():
+    lineage = Lineage()
+    grow(lineage, [SYSTEM, USER], [1, 2], [3], assistant("a"))
+    summary = grow(lineage, [SYSTEM, USER, assistant("a"), user("sum up")], [1, 2, 3, 4], [5], assistant(LONG))
+    for messages in (
+        [SYSTEM, user(f"Summary:\n{LONG}\nGo on.")],
+        [SYSTEM, USER, user(LONG)],
+        [Message(role="system", content=f"be brief. So far: {LONG}"), user("go on")],
+        [SYSTEM, user("what did we do?"), assistant(LONG), user("go on")],
+    ):
+        assert (found(lineage, messages).cause, found(lineage, messages).origin) == ("compaction", summary.call.call_id)
+
+
+def test_no_compaction_is_seen_where_there_is_none():
+    lineage = Lineage()
+    first = grow(lineage, [SYSTEM, USER], [1, 2], [3], assistant(LONG))
+    assert found(lineage, [Message(role="system", content="other"), USER, assistant(LONG), USER]).cause == "harness_edit"
+    grow(lineage, [SYSTEM, USER, assistant(LONG), USER], [1, 2, 3, 4], [5], assistant("short"), base_call_id=first.call.call_id)
+    assert found(lineage, [SYSTEM, user(f"as you said: {LONG}")]).cause == "new_thread"  # a reply that was gone on from
+    assert found(lineage, [SYSTEM, user("as you said: short")]).cause == "new_thread"
+
+
+def test_a_conversation_that_a_tool_call_asked_for_names_it():
+    lineage = Lineage()
+    calls = assistant(arguments='{"prompt": "look for the failing test"}')
+    asked = grow(lineage, [SYSTEM, USER], [1, 2], [3], calls)
+    start = found(lineage, [Message(role="system", content="an agent"), user("look for the failing test")])
+    assert (start.cause, start.origin) == ("new_thread", asked.call.call_id)
+    assert found(lineage, [SYSTEM, USER, user("look for it")]).cause == "harness_edit"
+
+
+def test_messages_of_another_thread_are_not_carried_on():
+    lineage = Lineage()
+    context = user("<environment>Debian</environment>")
+    grow(lineage, [SYSTEM, context, USER], [1, 2], [3], assistant("a"), thread="main")
+    assert found(lineage, [SYSTEM, context, user("a part of it")], thread="other").cause == "new_thread"
+    assert found(lineage, [SYSTEM, context, user("a part of it")], thread="main").cause == "harness_edit"
+
+
+def test_pictures_count_and_call_ids_do_not():
+    def picture(digest):
+        return Message(
+            role="user", content="[image]", media=(Media(kind="image", media_type="image/png", digest=digest, size=9),)
+        )
+
+    assert normal_form(picture("a")) != normal_form(picture("b"))
+    one, other = (Message(role="tool", content="out", tool_call_id=name) for name in "ab")
+    assert normal_form(one) == normal_form(other)
+
+
+def test_results_of_one_call_that_follow_one_another_are_one():
+    parts = [Message(role="tool", tool_call_id="a", content=text, is_error=text == "y") for text in "xy"]
+    other = Message(role="tool", tool_call_id="b", content="z")
+    nameless = [Message(role="tool", content=text) for text in "pq"]
+    assert tidied([USER, *parts, other, *nameless]) == (
+        USER,
+        Message(role="tool", tool_call_id="a", content="x\ny", is_error=True),
+        other,
+        *nameless,
+    )
 
 
 @settings(max_examples=200)
@@ -122,5 +198,5 @@ def test_ids_are_kept_once():
     for turn in range(20):
         grow(lineage, [USER] * (turn + 1), prompt, [2], assistant("a"))
         prompt = [*prompt, 2, 3]
-    kept = sum(len(node.prompt_delta) + len(node.sampled) for node in lineage.nodes.values())
+    kept = sum(len(node.tail) // 4 for node in lineage.nodes.values())
     assert kept == len(prompt) - 1

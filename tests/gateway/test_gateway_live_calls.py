@@ -6,10 +6,10 @@ import pytest
 
 from whippletree.errors import RequestError
 from whippletree.gateway.dialects import ReplyHead
-from whippletree.gateway.generation import Sampled
-from whippletree.gateway.live import LiveCall, Reply, replayed_deltas
+from whippletree.gateway.live import LiveCall, Reply
+from whippletree.gateway.sources import Sampled
 from whippletree.protocols import StreamDelta
-from whippletree.types import Call, CallTimes, ParsedMessage, Sampling, ToolCall
+from whippletree.types import Call, CallTimes, ParsedMessage, Sampling
 
 CALL = Call(
     call_id="c-1", rollout_id="r", attempt=1, index=0, digest="d", prompt_tokens=1, sampled_tokens=1, finish_reason="stop",
@@ -19,7 +19,7 @@ REPLY = Reply(call=CALL, message=ParsedMessage(content="ab"))
 
 
 def begin(sample, record):
-    live = LiveCall(ReplyHead(call_id="c-1", model="m", created=0), "d", Sampled())
+    live = LiveCall("d", Sampled(), ReplyHead(call_id="c-1", model="m", created=0))
     live.start(lambda: sample(live), record)
     return live
 
@@ -107,12 +107,3 @@ async def test_a_failure_is_recorded_and_told_to_everyone():
             await asyncio.shield(live.done)
     assert told == [False]
     assert await follow(live) == []
-
-
-def test_a_recorded_turn_as_deltas():
-    message = ParsedMessage(content="a", reasoning="r", tool_calls=(ToolCall(id="c", name="n", arguments="{}"),))
-    assert replayed_deltas(message) == [
-        StreamDelta(reasoning="r"),
-        StreamDelta(content="a"),
-        StreamDelta(tool_index=0, tool_id="c", tool_name="n", arguments="{}"),
-    ]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -134,3 +135,38 @@ async def test_an_address_in_use_is_an_error_that_says_so(make_world):
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{world.port}"):
             async with serving(GatewayConfig(port=world.port), parts):
                 pytest.fail("it listened on a port in use")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.7", "gateway.internal"])
+async def test_an_address_that_others_reach_is_refused_unless_it_is_allowed(tmp_path, renderer, host):
+    store = open_store(tmp_path / "run")
+    parts = Parts(store=store, engines=[], renderer=renderer, secret=bytes(32))
+    with pytest.raises(ConfigurationError, match=r"can be reached from other machines .*allow_remote = true.*keys"):
+        async with serving(GatewayConfig(host=host), parts):
+            pytest.fail("it listened")
+    store.close()
+
+
+async def test_an_address_that_others_reach_still_asks_for_keys(tmp_path, renderer):
+    store = open_store(tmp_path / "run")
+    parts = Parts(store=store, engines=[], renderer=renderer, secret=bytes(32))
+    async with (
+        serving(GatewayConfig(host="0.0.0.0", allow_remote=True), parts) as port,
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/v1/models") as response,
+    ):
+        assert response.status == 401
+    store.close()
+
+
+async def test_sockets_that_listen_already_are_used_beside_one_another(tmp_path, renderer):
+    store = open_store(tmp_path / "run")
+    parts = Parts(store=store, engines=[], renderer=renderer, secret=bytes(32))
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    ports = [listener.getsockname()[1] for listener in sockets]
+    async with serving(GatewayConfig(), parts, sockets=sockets) as port, aiohttp.ClientSession() as session:
+        assert port == ports[0]
+        for one in ports:
+            async with session.get(f"http://127.0.0.1:{one}/healthz") as response:
+                assert response.status == 200
+    store.close()

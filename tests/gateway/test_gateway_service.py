@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from whippletree.gateway.history import stored_request
 from whippletree.types import Sampling
 
 LISTING = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
@@ -120,9 +121,11 @@ async def test_stored_requests_grow_with_the_new_messages_only(make_world):
         for _ in range(6):
             _, reply = await world.chat(messages)
             messages += [reply["choices"][0]["message"], user("on")]
-        stored = [json.loads(world.store.payload(call).request_json) for call in world.calls()]
-        assert [len(request["messages"]) for request in stored] == [1, 2, 2, 2, 2, 2]
-        assert stored[5]["whippletree_trim"] == {"base": world.calls()[4].call_id, "messages": 9, "tools": True}
+        calls = world.calls()
+        sizes = [len(world.store.payload(call).request_json) for call in calls]
+        assert max(sizes[1:]) < 300 < sizes[0]
+        assert json.loads(stored_request(world.store, calls[5]))["messages"] == messages[:-2]
+        assert [len(json.loads(world.store.payload(call).messages_json)) for call in calls] == [1, 1, 1, 1, 1, 1]
         assert sum(len(world.store.payload(call).prompt_delta) for call in world.calls()) < 2 * world.calls()[5].prompt_tokens
 
 

@@ -6,14 +6,14 @@ import pytest
 from aiohttp import ClientSession
 
 from whippletree.errors import RequestError
-from whippletree.gateway.dialects.chat import ChatDialect
 from whippletree.gateway.keys import AttemptKey
+from whippletree.gateway.leaves import Leaves
+from whippletree.gateway.roles import Hints
 from whippletree.gateway.server import Parts, serving
 from whippletree.gateway.session import load_session
 from whippletree.types import Sampling
 
 SECRET = bytes(range(32))
-DIALECTS = {"chat": ChatDialect()}
 CALL = '<tool_call>{"name": "bash", "arguments": {"command":  "ls"}}</tool_call>'
 
 
@@ -35,14 +35,14 @@ async def test_a_session_read_from_the_store_is_the_one_that_recorded_the_calls(
         await converse(world, messages, 3)
         await world.chat([user("a title?")])
         await world.chat(messages[:2])
-        read = load_session(world.store, DIALECTS, AttemptKey(rollout_id="r0", attempt=1))
-        again = load_session(world.store, DIALECTS, AttemptKey(rollout_id="r0", attempt=1))
+        read = load_session(world.store, AttemptKey(rollout_id="r0", attempt=1), Leaves(10**6))
+        again = load_session(world.store, AttemptKey(rollout_id="r0", attempt=1), Leaves(10**6))
         assert read.next_index == 5
         for call in world.calls():
             node = read.lineage.nodes[call.call_id]
             sampled = world.store.payload(call).sampled_ids.tolist()
             assert read.lineage.ids(node).tolist() == [*world.prompt_ids(call), *sampled]
-            assert again.lineage.nodes[call.call_id].request == node.request
+            assert again.lineage.nodes[call.call_id].links == node.links
 
 
 async def test_calls_go_on_from_the_same_ids_after_the_gateway_was_restarted(make_world):
@@ -81,8 +81,19 @@ async def test_an_attempt_that_is_over_takes_no_calls(make_world):
         await asyncio.wrap_future(world.store.release_worker("worker"))
         await asyncio.wrap_future(world.store.claim("worker", 3))
         for rollout in ("r0", "r1"):
-            session = load_session(world.store, DIALECTS, AttemptKey(rollout_id=rollout, attempt=1))
+            session = load_session(world.store, AttemptKey(rollout_id=rollout, attempt=1), Leaves(10**6))
             with pytest.raises(RequestError, match="is sealed") as error:
                 session.check_open()
             assert error.value.status == 403
-        load_session(world.store, DIALECTS, AttemptKey(rollout_id="r1", attempt=2)).check_open()
+        load_session(world.store, AttemptKey(rollout_id="r1", attempt=2), Leaves(10**6)).check_open()
+
+
+async def test_roles_are_judged_alike_after_the_attempt_was_read_again(make_direct):
+    async with make_direct(lambda prompt: "hello", max_sessions=1) as direct:
+        main = await direct.ask([user("go")], hints=Hints(client="agent/1"))
+        await direct.settled()
+        await direct.ask([user("go")], rollout="r1")  # the first attempt leaves memory
+        title = await direct.ask([user("a title?")], tools=[], hints=Hints(client="agent/1"))
+        stranger = await direct.ask([user("hm")], hints=Hints(client="curl/8"))
+        later = await direct.ask([user("go"), {"role": "assistant", "content": "hello"}, user("on")])
+        assert [reply.call.role for reply in (main, title, stranger, later)] == ["main", "side", "side", "main"]

@@ -37,6 +37,7 @@ from whippletree.control.launch import HIDDEN, KILL_SECONDS, Agent, Launcher, La
 from whippletree.control.policy import MESSAGE_LIMIT, AgentEnd, SealReport, judge
 from whippletree.errors import ConfigurationError, HarnessError, SandboxError, TaskError, WhippletreeError
 from whippletree.gateway.keys import mint
+from whippletree.gateway.ownership import owner
 from whippletree.protocols import AttemptSpec, SandboxHandle, Store
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.tasks import Task, load_task
@@ -74,7 +75,8 @@ class Sealer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What all attempts of a controller share. `gateway` is (host, port); `prefix` begins the names of its sandboxes."""
+    """What all attempts of a controller share. `gateway` is (host, port), `gateway_ports` the own
+    ports of its workers, where there are several; `prefix` begins the names of its sandboxes."""
 
     store: Store
     sealer: Sealer
@@ -82,6 +84,7 @@ class Parts:
     config: ControlConfig
     sandbox: SandboxConfig
     gateway: tuple[str, int]
+    gateway_ports: tuple[int, ...] = ()
     secret: bytes
     model: str
     directory: Path
@@ -170,8 +173,15 @@ class AttemptRun:
         name = f"{self.parts.prefix}{slug(self.spec.rollout_id)}-{self.attempt.attempt}"
         port = INNER_PORT if launcher.inside else 0
         spec = msgspec.structs.replace(task.sandbox_spec(name, gateway_port=port), read_only=launcher.read_only)
-        self._sandbox = sandboxes.create(self.parts.sandbox, spec, gateway=self.parts.gateway)
+        self._sandbox = sandboxes.create(self.parts.sandbox, spec, gateway=self._gateway)
         return await self._sandbox.start()
+
+    @property
+    def _gateway(self) -> tuple[str, int]:
+        """The gateway worker that owns this rollout, so that nothing has to be forwarded."""
+        host, port = self.parts.gateway
+        ports = self.parts.gateway_ports
+        return host, ports[owner(self.spec.rollout_id, len(ports))] if ports else port
 
     @property
     def _box(self) -> sandboxes.Box:
@@ -182,7 +192,7 @@ class AttemptRun:
     def _attempt_spec(
         self, task: Task, handle: SandboxHandle, inside: bool, timeout: float, settings: dict[str, object]
     ) -> AttemptSpec:
-        host, port = self._box.gateway if inside else self.parts.gateway
+        host, port = self._box.gateway if inside else self._gateway
         directory = self.parts.directory / "attempts" / slug(self.spec.rollout_id) / str(self.attempt.attempt)
         directory.mkdir(parents=True, exist_ok=True)
         return AttemptSpec(

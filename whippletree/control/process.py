@@ -27,7 +27,7 @@ from whippletree.errors import ConfigurationError, WhippletreeError
 from whippletree.files import write_json
 from whippletree.gateway.keys import control_key, load_secret
 from whippletree.sandboxes.config import SandboxConfig
-from whippletree.store import open_store
+from whippletree.store import StoreConfig, open_store
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ class ControllerSpec(Config):
     """File with the run's signing secret, from which the attempts' keys and the control key are derived."""
     gateway_url: str
     """Where the gateway listens, for example http://127.0.0.1:8100."""
+    gateway_ports: tuple[int, ...] = ()
+    """The own ports of the gateway's workers, where it has several."""
     model: str = "policy"
     """The model name that harnesses are told."""
     worker: str = "local"
@@ -88,7 +90,7 @@ async def run(spec: ControllerSpec, stop: asyncio.Event) -> None:
     gateway = gateway_address(spec.gateway_url)
     launchers = Launchers(spec.harnesses, spec.control, directory / "logs")
     secret = load_secret(Path(spec.secret))
-    with open_store(Path(spec.store), instance="controller") as store:
+    with open_store(Path(spec.store), config=StoreConfig(durability="power"), instance="controller") as store:
         sealer = GatewaySealer(spec.gateway_url, control_key(secret), store)
         try:
             await launchers.start()
@@ -100,6 +102,7 @@ async def run(spec: ControllerSpec, stop: asyncio.Event) -> None:
                 config=config,
                 sandbox=spec.sandbox,
                 gateway=gateway,
+                gateway_ports=spec.gateway_ports,
                 secret=secret,
                 model=spec.model,
                 directory=directory,

@@ -1,219 +1,113 @@
-"""The HTTP server: routes, keys, and who may talk to it.
+"""The HTTP application: every route, behind one guard.
 
-Invariants (tests/gateway/test_gateway_access.py):
-- every model route needs an attempt's key, every control route the control key; an attempt's key there is refused with 403;
-- a request addressed to a foreign host name, or sent by a foreign page, is refused before anything is read;
-- every answer, errors too, is JSON in the caller's dialect.
+    request ──► guard: host? ──► peers (several workers: whose rollout?) ──► handler: key? ──► answer, or an error in a dialect
+
+Invariants (tests/gateway/test_gateway_access.py, test_gateway_fuzz.py):
+- every answer, errors too, is JSON in the dialect that the path suggests, or a stream that the caller asked for;
+- a path that is not served is a fast 404, and 403 where an attempt's key asks for what only the trainer may do.
 """
 
 from __future__ import annotations
 
-import ipaddress
+import asyncio
+import contextlib
 import logging
-import re
-import time
-from collections.abc import Awaitable, Callable
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-import msgspec
 from aiohttp import web
 
 from whippletree.errors import RequestError, WhippletreeError
 from whippletree.gateway import keys
-from whippletree.gateway.config import GatewayConfig
-from whippletree.gateway.delivery import answer, as_request_error, error_response
-from whippletree.gateway.dialects import Dialect
-from whippletree.gateway.dialects.chat import ChatDialect
-from whippletree.gateway.recording import Incoming
+from whippletree.gateway.access import Access
+from whippletree.gateway.control_routes import ControlRoutes
+from whippletree.gateway.delivery import as_request_error, error_response
+from whippletree.gateway.model_routes import ModelRoutes
+from whippletree.gateway.peers import Peers
+from whippletree.gateway.requests import dialect_of, is_control, request_key, shown
 from whippletree.gateway.service import Gateway
-from whippletree.gateway.wire import Health
-from whippletree.types import Struct
+from whippletree.gateway.session_routes import SessionRoutes
+from whippletree.gateway.sessions import Sessions
+from whippletree.gateway.settling import Presence
+from whippletree.protocols import Renderer, Store
+from whippletree.traces import TracesConfig
 
 logger = logging.getLogger(__name__)
 
+CLIENT_GONE = 499
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-RETRY_HEADER = "x-stainless-retry-count"
 
 
-def build_app(gateway: Gateway, secret: bytes) -> web.Application:
-    """The application: model routes at the root and below /r/<key>, control routes at the root."""
-    routes = Routes(gateway, secret)
-    app = web.Application(client_max_size=gateway.config.max_body_bytes, middlewares=[routes.guard])
-    for prefix in ("", "/r/{key}"):
-        app.router.add_post(prefix + "/v1/chat/completions", routes.chat)
-        app.router.add_get(prefix + "/v1/models", routes.models)
-        app.router.add_get(prefix + "/v1/models/{model}", routes.model)
-        app.router.add_route("HEAD", prefix + "/", routes.head)
-    app.router.add_route("HEAD", "/r/{key}", routes.head)
-    app.router.add_get("/healthz", routes.health)
-    app.router.add_post("/control/hold", routes.hold)
-    app.router.add_post("/control/release", routes.release)
-    app.router.add_post("/control/attempts/{rollout_id}/{attempt}/seal", routes.seal)
-    app.router.add_get("/control/status", routes.status)
+def build_app(
+    gateway: Gateway,
+    *,
+    store: Store,
+    renderer: Renderer,
+    secret: bytes,
+    peers: Peers | None = None,
+    traces: TracesConfig | None = None,
+) -> web.Application:
+    """Model routes at the root and below /r/<key>, control routes at the root. `peers`: the other workers, where there are."""
+    access = Access(gateway.config, secret, store)
+    presence = Presence()
+    owns = (lambda rollout_id: peers.owner_of(rollout_id) == peers.number) if peers else (lambda rollout_id: True)
+    sessions = Sessions(gateway, store, presence, owns, traces)
+    guard = Guard(gateway.config.max_body_bytes, access)
+    between = (peers.middleware,) if peers else ()
+    app = web.Application(client_max_size=gateway.config.max_body_bytes, middlewares=[guard.middleware, *between])
+    ModelRoutes(gateway, renderer, access, presence).add_to(app.router)
+    ControlRoutes(gateway, store, access).add_to(app.router)
+    SessionRoutes(sessions, access, secret).add_to(app.router)
+
+    async def sweeping(app: web.Application) -> AsyncIterator[None]:
+        sweep = asyncio.create_task(sessions.sweep_for_ever())
+        yield
+        sweep.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sweep
+
+    app.cleanup_ctx.append(sweeping)
     return app
 
 
-class Routes:
-    """The handlers."""
+class Guard:
+    """Refuses foreign hosts, and turns every error into the caller's form."""
 
-    def __init__(self, gateway: Gateway, secret: bytes) -> None:
-        self._gateway = gateway
-        self._secret = secret
-        self._chat = ChatDialect()
-        self._hosts = _HostCheck(gateway.config)
+    def __init__(self, max_body_bytes: int, access: Access) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._access = access
 
     @web.middleware
-    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse foreign hosts; turn every error into the dialect's form."""
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Around every handler."""
         try:
-            self._hosts.check(request)
+            self._access.check_host(request)
             return await handler(request)
         except WhippletreeError as error:
-            return error_response(self._chat, as_request_error(error))
+            return self._refuse(request, as_request_error(error))
         except web.HTTPRequestEntityTooLarge:
-            limit = self._gateway.config.max_body_bytes
-            too_large = RequestError(f"the request body is larger than {limit} bytes", "shorten the messages", status=413)
-            return error_response(self._chat, too_large)
+            cause = f"the request body is larger than {self._max_body_bytes} bytes"
+            return self._refuse(request, RequestError(cause, "shorten the messages", status=413, code="request_too_large"))
         except web.HTTPException as problem:
-            path = re.sub("^/r/[^/]*", "/r/<key>", request.path)
-            refused = RequestError(f"{request.method} {path}: {problem.reason}", status=problem.status, code="no_route")
-            return error_response(self._chat, refused)
-        except ConnectionResetError:  # the harness went away while its reply was written
-            raise
+            return self._refuse(request, await self._not_served(request, problem))
+        except ConnectionResetError:  # the harness went away while its reply was written: nobody reads this answer
+            return web.Response(status=CLIENT_GONE)
         except Exception:
             logger.exception("%s %s failed", request.method, request.match_info.route.resource)
-            failed = RequestError("the gateway failed on this request", "look at its log", status=500, code="internal_error")
-            return error_response(self._chat, failed)
+            cause = "the gateway failed on this request"
+            return self._refuse(request, RequestError(cause, "look at its log", status=500, code="internal_error"))
 
-    # --- model routes ----------------------------------------------------------------------------------------------------
+    def _refuse(self, request: web.Request, error: RequestError) -> web.Response:
+        response = error_response(dialect_of(request.path, request.headers), error)
+        if request.content.exception() is not None:  # the rest of the body cannot be told from a next request
+            response.force_close()
+        return response
 
-    def _attempt(self, request: web.Request) -> keys.AttemptKey:
-        return keys.verify(self._secret, request.match_info.get("key") or _bearer(request))
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        """POST /v1/chat/completions."""
-        return await self._serve(request, self._chat)
-
-    async def _serve(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        received = time.time()
-        key = self._attempt(request)
-        body = await request.read()
-        incoming = Incoming(
-            dialect=dialect,
-            body=body,
-            request=dialect.parse(body),
-            digest=dialect.digest(body),
-            received=received,
-            retry=request.headers.get(RETRY_HEADER, "0") not in ("", "0"),
-        )
-        session = await self._gateway.session(key)
-        return await answer(request, self._gateway, session, incoming)
-
-    async def models(self, request: web.Request) -> web.Response:
-        """GET /v1/models."""
-        self._attempt(request)
-        names = (self._gateway.config.model,)
-        return _json(self._chat.models(names, self._gateway.replicas.context_length))
-
-    async def model(self, request: web.Request) -> web.Response:
-        """GET /v1/models/{model}."""
-        self._attempt(request)
-        name = self._gateway.config.model
-        if request.match_info["model"] != name:
-            raise RequestError("no such model", f"the model here is {name!r}", status=404, code="model_not_found")
-        return _json(self._chat.model(name, self._gateway.replicas.context_length))
-
-    async def head(self, request: web.Request) -> web.Response:
-        """HEAD /: some harnesses look whether anybody is there."""
-        return web.Response()
-
-    async def health(self, request: web.Request) -> web.Response:
-        """GET /healthz: needs no key, says nothing but that the process answers."""
-        return _encoded(Health())
-
-    # --- control routes --------------------------------------------------------------------------------------------------
-
-    def _control(self, request: web.Request) -> None:
-        key = _bearer(request)
-        if keys.is_control_key(self._secret, key):
-            return
-        if key.startswith(keys.PREFIX):
-            raise RequestError("an attempt's key opens no control route", "use the control key", status=403, code="forbidden")
-        cause = "the control key is wrong" if key else "no control key was sent"
-        raise RequestError(cause, "send Authorization: Bearer <control key>", status=401, code="invalid_api_key")
-
-    async def hold(self, request: web.Request) -> web.Response:
-        """POST /control/hold?limit=SECONDS."""
-        self._control(request)
-        return _encoded(await self._gateway.hold(_limit(request)))
-
-    async def release(self, request: web.Request) -> web.Response:
-        """POST /control/release."""
-        self._control(request)
-        return _encoded(self._gateway.release())
-
-    async def seal(self, request: web.Request) -> web.Response:
-        """POST /control/attempts/{rollout_id}/{attempt}/seal?limit=SECONDS."""
-        self._control(request)
-        attempt = request.match_info["attempt"]
-        if not attempt.isascii() or not attempt.isdigit() or len(attempt) > 9:
-            raise RequestError("the attempt is not a number", "attempts count from 1", status=404, code="not_found")
-        key = keys.AttemptKey(rollout_id=request.match_info["rollout_id"], attempt=int(attempt))
-        return _encoded(await self._gateway.seal(key, _limit(request)))
-
-    async def status(self, request: web.Request) -> web.Response:
-        """GET /control/status."""
-        self._control(request)
-        return _encoded(self._gateway.status())
-
-
-class _HostCheck:
-    """Against pages in a browser on this machine: a name that was rebound to a loopback address, or a foreign origin."""
-
-    def __init__(self, config: GatewayConfig) -> None:
-        self._names = {"localhost", config.host.lower(), *(name.lower() for name in config.allowed_hosts)}
-
-    def check(self, request: web.Request) -> None:
-        """Raises RequestError (403)."""
-        for header, url in (("Host", "//" + request.headers.get("Host", "")), ("Origin", request.headers.get("Origin"))):
-            if url is not None and not self._allowed(url):
-                advice = "address the gateway by a loopback name, or add the name to gateway.allowed_hosts"
-                raise RequestError(f"the {header} header names a foreign host", advice, status=403, code="foreign_host")
-
-    def _allowed(self, url: str) -> bool:
-        try:
-            name = urlsplit(url).hostname or ""
-        except ValueError:
-            return False
-        if name in self._names:
-            return True
-        try:
-            return ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            return False
-
-
-def _bearer(request: web.Request) -> str:
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
-
-
-def _limit(request: web.Request) -> float | None:
-    text = request.query.get("limit")
-    if text is None:
-        return None
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = -1.0
-    if not 0.0 <= limit < 1e9:
-        raise RequestError("limit is not a number of seconds", "for example ?limit=30")
-    return limit
-
-
-def _json(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
-
-
-def _encoded(answer: Struct) -> web.Response:
-    return _json(msgspec.json.encode(answer))
+    async def _not_served(self, request: web.Request, problem: web.HTTPException) -> RequestError:
+        """What to say of a path or a method that no handler has, or of a body that cannot be read."""
+        if is_control(request.path) and request_key(request).startswith(keys.PREFIX):
+            await self._access.note_forbidden(request)
+            return RequestError("an attempt's key allows model calls only", "stop", status=403, code="forbidden")
+        if problem.status < 400 or problem.status >= 500:
+            return RequestError("this path is not served", status=404, code="no_route")
+        return RequestError(f"{request.method} {shown(request.path)}: {problem.reason}", status=problem.status, code="no_route")

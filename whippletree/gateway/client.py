@@ -1,27 +1,41 @@
 """The gateway's control routes, for the controller, the learner and operators. Blocking methods, and `..._async` twins.
 
 Every verb is idempotent, so a call that finds nobody (the gateway is being restarted) is tried again for `patience` seconds.
-Invariants (tests/gateway/test_gateway_client.py):
+Invariants (tests/gateway/test_gateway_client.py, test_gateway_sessions.py):
 - what the gateway refuses raises RequestError with its status; nobody there raises RequestError with status 503;
-- any rollout id reaches the gateway unchanged.
+- any rollout id reaches the gateway unchanged;
+- opening a session is tried again under the same id, so that it opens one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http.client
+import secrets
 import time
+from collections.abc import Mapping
 from typing import TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from whippletree.errors import ConfigurationError, RequestError
-from whippletree.gateway.wire import GatewayStatus, HoldReport, SealReport
+from whippletree.gateway.wire import (
+    GatewayStatus,
+    HoldReport,
+    RolloutReport,
+    SealReport,
+    SessionEnd,
+    SessionOpened,
+    SessionRequest,
+    SessionState,
+)
+from whippletree.types import CauseClass, Struct
 
 T = TypeVar("T")
 
 RETRY_PAUSE = 0.1  # seconds
+MSGPACK = "application/msgpack"
 SPARE = 30.0  # seconds that an answer may take beyond the limit it was asked to keep
 
 
@@ -50,9 +64,13 @@ class GatewayControl:
         self._patience = patience
         self._wait = wait
 
-    def hold(self, limit: float | None = None) -> HoldReport:
-        """Stop admitting calls; waits until none is in flight, at most `limit` seconds (None: the gateway's own limit)."""
-        return self._request("POST", "/control/hold" + _query(limit), HoldReport, limit)
+    def hold(self, limit: float | None = None, abort: bool = False) -> HoldReport:
+        """Stop admitting calls; waits until none is in flight, at most `limit` seconds (None: the gateway's own limit).
+
+        `abort`: end what still runs then; it goes on from its sampled ids after the release.
+        """
+        path = "/control/hold" + _query(limit=limit, abort=1 if abort else None)
+        return self._request("POST", path, HoldReport, limit=limit)
 
     def release(self) -> HoldReport:
         """Admit calls again."""
@@ -61,15 +79,47 @@ class GatewayControl:
     def seal(self, rollout_id: str, attempt: int, limit: float | None = None) -> SealReport:
         """No further call of this attempt; calls in flight are recorded, or cancelled after `limit` seconds."""
         path = f"/control/attempts/{quote(rollout_id, safe='')}/{attempt}/seal"
-        return self._request("POST", path + _query(limit), SealReport, limit)
+        return self._request("POST", path + _query(limit=limit), SealReport, limit=limit)
 
     def status(self) -> GatewayStatus:
         """What the gateway is doing."""
         return self._request("GET", "/control/status", GatewayStatus)
 
-    async def hold_async(self, limit: float | None = None) -> HoldReport:
+    # --- captured sessions -----------------------------------------------------------------------------------------------
+
+    def open_session(self, request: SessionRequest | None = None) -> SessionOpened:
+        """Begin to capture a program that somebody else starts."""
+        wanted = request or SessionRequest()
+        if not wanted.session_id:
+            wanted = msgspec.structs.replace(wanted, session_id=f"capture-{secrets.token_hex(8)}")
+        return self._request("POST", "/sessions", SessionOpened, body=wanted)
+
+    def rollout(self, rollout_id: str, *, settle: float | None = None, samples: bool = False) -> RolloutReport:
+        """A rollout's last attempt once its record stands still, or after `settle` seconds (None: the gateway's own limit)."""
+        path = f"/sessions/{quote(rollout_id, safe='')}/rollout"
+        query = _query(settle=settle, samples=1 if samples else None, format="msgpack")
+        return self._request("GET", path + query, RolloutReport, limit=settle)
+
+    def finish_session(self, session_id: str, reward: float, scores: Mapping[str, float] | None = None) -> SessionState:
+        """Seal a session and give it its reward."""
+        return self._end(session_id, SessionEnd(reward=reward, scores=dict(scores or {})))
+
+    def fail_session(self, session_id: str, error: str, cause: CauseClass = CauseClass.HARNESS) -> SessionState:
+        """Seal a session that failed: it gets no reward. `cause` says whose fault it was."""
+        return self._end(session_id, SessionEnd(error=error, cause=cause))
+
+    def cancel_session(self, session_id: str) -> SessionState:
+        """Seal a session that nobody wants any more. One that has ended stays as it is."""
+        return self._request("DELETE", f"/sessions/{quote(session_id, safe='')}", SessionState)
+
+    def _end(self, session_id: str, end: SessionEnd) -> SessionState:
+        return self._request("POST", f"/sessions/{quote(session_id, safe='')}/finish", SessionState, body=end)
+
+    # --- the same for coroutines -----------------------------------------------------------------------------------------
+
+    async def hold_async(self, limit: float | None = None, abort: bool = False) -> HoldReport:
         """As `hold`."""
-        return await asyncio.to_thread(self.hold, limit)
+        return await asyncio.to_thread(self.hold, limit, abort)
 
     async def release_async(self) -> HoldReport:
         """As `release`."""
@@ -83,11 +133,36 @@ class GatewayControl:
         """As `status`."""
         return await asyncio.to_thread(self.status)
 
-    def _request(self, method: str, path: str, kind: type[T], limit: float | None = None) -> T:
+    async def open_session_async(self, request: SessionRequest | None = None) -> SessionOpened:
+        """As `open_session`."""
+        return await asyncio.to_thread(self.open_session, request)
+
+    async def rollout_async(self, rollout_id: str, *, settle: float | None = None, samples: bool = False) -> RolloutReport:
+        """As `rollout`."""
+        return await asyncio.to_thread(self.rollout, rollout_id, settle=settle, samples=samples)
+
+    async def finish_session_async(
+        self, session_id: str, reward: float, scores: Mapping[str, float] | None = None
+    ) -> SessionState:
+        """As `finish_session`."""
+        return await asyncio.to_thread(self.finish_session, session_id, reward, scores)
+
+    async def fail_session_async(self, session_id: str, error: str, cause: CauseClass = CauseClass.HARNESS) -> SessionState:
+        """As `fail_session`."""
+        return await asyncio.to_thread(self.fail_session, session_id, error, cause)
+
+    async def cancel_session_async(self, session_id: str) -> SessionState:
+        """As `cancel_session`."""
+        return await asyncio.to_thread(self.cancel_session, session_id)
+
+    # --- within ----------------------------------------------------------------------------------------------------------
+
+    def _request(self, method: str, path: str, kind: type[T], *, limit: float | None = None, body: Struct | None = None) -> T:
+        data = None if body is None else msgspec.json.encode(body)
         deadline = time.monotonic() + self._patience
         while True:
             try:
-                status, body = self._once(method, path, SPARE + (self._wait if limit is None else limit))
+                status, form, answer = self._once(method, path, data, SPARE + (self._wait if limit is None else limit))
             except TimeoutError as error:
                 raise _unreachable(f"no answer to {method} {path}") from error
             except (OSError, http.client.HTTPException) as error:
@@ -96,21 +171,24 @@ class GatewayControl:
                 time.sleep(RETRY_PAUSE)
                 continue
             if status != 200:
-                raise _refusal(status, body)
-            return msgspec.json.decode(body, type=kind)
+                raise _refusal(status, answer)
+            decode = msgspec.msgpack.decode if form == MSGPACK else msgspec.json.decode
+            return decode(answer, type=kind)
 
-    def _once(self, method: str, path: str, limit: float) -> tuple[int, bytes]:
+    def _once(self, method: str, path: str, data: bytes | None, limit: float) -> tuple[int, str, bytes]:
+        """Status, content type and body of one answer."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=limit)
         try:
-            connection.request(method, path, headers={"Authorization": f"Bearer {self._key}"})
+            connection.request(method, path, data, headers={"Authorization": f"Bearer {self._key}"})
             response = connection.getresponse()
-            return response.status, response.read()
+            return response.status, response.headers.get_content_type(), response.read()
         finally:
             connection.close()
 
 
-def _query(limit: float | None) -> str:
-    return "" if limit is None else f"?limit={limit:g}"
+def _query(**options: float | str | None) -> str:
+    given = {name: f"{value:g}" if isinstance(value, float) else value for name, value in options.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
 
 
 def _unreachable(cause: str) -> RequestError:

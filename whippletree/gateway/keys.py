@@ -17,6 +17,7 @@ import contextlib
 import hmac
 import os
 import secrets
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,8 @@ from whippletree.types import Struct
 PREFIX = "wt-"
 CONTROL_PREFIX = "wtc-"
 SECRET_BYTES = 32
+REMEMBERED = 16384  # good keys
+SHOWN_ID = 200  # characters of a rollout id in an error
 DIGEST = "sha256"
 
 
@@ -73,6 +76,7 @@ def mint(secret: bytes, rollout_id: str, attempt: int) -> str:
     return f"{PREFIX}{payload}.{_signature(secret, payload)}"
 
 
+@lru_cache(maxsize=4)
 def control_key(secret: bytes) -> str:
     """The key of the control routes."""
     return CONTROL_PREFIX + _encode(hmac.digest(secret, b"control", DIGEST))
@@ -83,22 +87,28 @@ def is_control_key(secret: bytes, key: str) -> bool:
     return hmac.compare_digest(key.encode("utf-8", "surrogateescape"), control_key(secret).encode())
 
 
+@lru_cache(maxsize=REMEMBERED)
 def verify(secret: bytes, key: str) -> AttemptKey:
-    """What the key says. Raises RequestError (401) that says what is wrong with it, without showing it."""
+    """What the key says. Raises RequestError (401) that says what is wrong with it, without showing it.
+
+    Good keys are remembered (a signature costs as much as parsing a request); a refusal never is.
+    """
     advice = "use the key that this attempt was given as its API key"
+    replaced = "look whether the harness, or its configuration, replaced the key that it was given; " + advice
     if not key:
-        raise _refused("no key was sent", advice)
+        raise _refused("no key was sent, so no rollout is known", advice)
     payload, separator, signature = key.removeprefix(PREFIX).partition(".")
     if not key.startswith(PREFIX) or not separator:
-        raise _refused("this is not a key of this gateway", advice)
+        raise _refused("the key is not a key of this gateway: it matches no rollout", replaced)
     try:
         rollout_id, attempt = _decode(payload)
     except (ValueError, binascii.Error, msgspec.DecodeError):
-        raise _refused("the key is damaged", advice) from None
+        raise _refused("the key is damaged: it matches no rollout", replaced) from None
     said = AttemptKey(rollout_id=rollout_id, attempt=attempt)
     if not hmac.compare_digest(signature.encode("utf-8", "surrogateescape"), _signature(secret, payload).encode()):
-        whose = f"rollout {said.rollout_id!r}, attempt {said.attempt}"
-        raise _refused(f"the key for {whose} was not signed by this run", "it may belong to another run; " + advice)
+        whose = f"rollout {said.rollout_id[:SHOWN_ID]!r}, attempt {said.attempt}"
+        cause = f"the key for {whose} was not signed by this run: it does not match that rollout"
+        raise _refused(cause, "it may belong to another run; " + replaced)
     return said
 
 

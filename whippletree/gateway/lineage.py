@@ -19,35 +19,95 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from whippletree.types import Call, Int32, Message, PrefixBreak, ToolSpec
+from whippletree.gateway.roles import argument_texts, started_by
+from whippletree.types import Call, CallPayload, Int32, Message, ParsedMessage, PrefixBreak, Struct, ToolSpec
 
 Fingerprint = bytes
+WIDTH = 4  # bytes of an id
+SHORTEST_SUMMARY = 40  # characters; a shorter reply is found in too many messages
+
+
+class Links(Struct):
+    """How a call is found again: the fingerprints of its tools, of its request and of request and reply; `asked`: the form of
+    the request's last message, `said` that of the reply; `look`: what its conversation looks like (roles.Opening), set where it
+    starts anew.
+
+    Example: Links(tools=b"16 bytes", request=b"16 bytes", after=b"16 bytes", asked=b"16 bytes", offered=12)
+    """
+
+    tools: Fingerprint
+    request: Fingerprint
+    after: Fingerprint
+    asked: Fingerprint = b""
+    said: Fingerprint = b""
+    look: bytes = b""
+    offered: int = 0
 
 
 class Node(msgspec.Struct, kw_only=True, eq=False):
     """One recorded call in memory.
 
-    `prompt_delta` and `sampled` are int32 [P'] and [S]; the prompt is the parent's prompt and sampled ids, then the delta.
-    `request` and `after` are the fingerprints before and after the reply; `messages` counts the request's messages.
+    `tail`: the ids of prompt_delta and sampled, int32 little-endian, `delta` of them the prompt's; the prompt is the parent's
+    prompt and sampled ids, then the delta. `messages` counts the request's messages. `continued`: a request went on from it.
     """
 
     call: Call
     parent: Node | None
-    prompt_delta: Int32
-    sampled: Int32
-    tools: Fingerprint
-    request: Fingerprint
-    after: Fingerprint
+    tail: bytes
+    delta: int
+    links: Links
     messages: int
     reply: Message
     children: list[Node] = []
+    continued: bool = False
+    _texts: tuple[str, ...] | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What its sampled arguments say that could be another agent's instruction."""
+        if self._texts is None:
+            self._texts = argument_texts(self.reply.tool_calls)
+        return self._texts
+
+    @property
+    def length(self) -> int:
+        """Prompt and sampled tokens."""
+        return self.call.prompt_tokens + self.call.sampled_tokens
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether its ids are known: not so below grade "tokens"."""
+        return self.call.grade == "tokens"
+
+
+def make_node(
+    call: Call, payload: CallPayload, parent: Node | None, links: Links | None = None, reply: Message | None = None
+) -> Node:
+    """A recorded call as the lineage keeps it. `links`, `reply`: what the payload has of them, where it is at hand already."""
+    prompt = np.ascontiguousarray(payload.prompt_delta, dtype="<i4")
+    sampled = np.ascontiguousarray(payload.sampled_ids, dtype="<i4")
+    return Node(
+        call=call,
+        parent=parent,
+        tail=prompt.tobytes() + sampled.tobytes(),
+        delta=len(prompt),
+        links=links or msgspec.msgpack.decode(payload.lineage, type=Links),
+        messages=call.messages,
+        reply=reply or reply_message(msgspec.json.decode(payload.reply_json, type=ParsedMessage)),
+    )
+
+
+def reply_message(message: ParsedMessage) -> Message:
+    """A sampled turn as a message of history."""
+    return Message(role="assistant", content=message.content, reasoning=message.reasoning, tool_calls=message.tool_calls)
 
 
 def normal_form(message: Message) -> bytes:
     """What two messages must have in common to count as the same one."""
     calls = [(call.name, _canonical(call.arguments)) for call in message.tool_calls]
     content = message.content.strip() if message.role == "assistant" else message.content
-    return msgspec.json.encode((message.role, content, calls))
+    media = [item.digest for item in message.media]
+    return msgspec.json.encode((message.role, content, calls, media))
 
 
 def _canonical(arguments: str) -> Any:
@@ -55,8 +115,13 @@ def _canonical(arguments: str) -> Any:
         return {}
     try:
         return msgspec.Raw(msgspec.json.encode(msgspec.json.decode(arguments), order="sorted"))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return arguments.strip()
+
+
+def form(message: Message) -> Fingerprint:
+    """The digest of a message's normal form."""
+    return hashlib.blake2b(normal_form(message), digest_size=16).digest()
 
 
 def tools_fingerprint(tools: Sequence[ToolSpec]) -> Fingerprint:
@@ -64,13 +129,50 @@ def tools_fingerprint(tools: Sequence[ToolSpec]) -> Fingerprint:
     return hashlib.blake2b(msgspec.json.encode(tools, order="sorted"), digest_size=16).digest()
 
 
-def fingerprints(start: Fingerprint, messages: Sequence[Message]) -> list[Fingerprint]:
-    """The running hash after each message; index k is after messages[k]."""
+def chained(start: Fingerprint, forms: Sequence[Fingerprint]) -> list[Fingerprint]:
+    """The running hash after each form; index k is after forms[k]."""
     prints = []
-    for message in messages:
-        start = hashlib.blake2b(normal_form(message), digest_size=16, key=start).digest()
+    for one in forms:
+        start = hashlib.blake2b(one, digest_size=16, key=start).digest()
         prints.append(start)
     return prints
+
+
+def fingerprints(start: Fingerprint, messages: Sequence[Message]) -> list[Fingerprint]:
+    """The running hash after each message; index k is after messages[k]."""
+    return chained(start, [form(message) for message in messages])
+
+
+def tidied(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages as they are matched and rendered: results of one tool call that follow one another are one result."""
+    tidy: list[Message] = []
+    for message in messages:
+        last = tidy[-1] if tidy else None
+        if (
+            last is not None
+            and message.role == last.role == "tool"
+            and len(message.tool_call_id) > 0
+            and (message.tool_call_id == last.tool_call_id)
+        ):
+            content = "\n".join(text for text in (last.content, message.content) if text)
+            both = last.media + message.media
+            failed = last.is_error or message.is_error
+            tidy[-1] = msgspec.structs.replace(last, content=content, media=both, is_error=failed)
+        else:
+            tidy.append(message)
+    return tuple(tidy)
+
+
+class Break(Struct):
+    """Why a request that goes on from no call starts a new prefix. `origin`: the call whose reply is the summary, or that
+    started this conversation, or ""; `shares`: the call whose messages it carries on, or "".
+
+    Example: Break(cause="compaction", origin="c-5d1f", shares="c-5d1f")
+    """
+
+    cause: PrefixBreak
+    origin: str = ""
+    shares: str = ""
 
 
 class Lineage:
@@ -81,24 +183,26 @@ class Lineage:
         self._roots: list[Node] = []
         self._after: dict[Fingerprint, Node] = {}
         self._requests: dict[Fingerprint, Node] = {}
-        self._seen: set[tuple[int, bytes]] = set()
+        self._seen: dict[Fingerprint, str] = {}  # digest of place and form → the last call that had it there
 
-    def add(self, node: Node, messages: Sequence[Message], first: int = 0) -> None:
-        """Add a recorded call. `messages` are those of its request from place `first` on (earlier ones are known already)."""
+    def add(self, node: Node, forms: Sequence[Fingerprint], first: int = 0) -> None:
+        """Add a recorded call. `forms` are those of its request's messages from place `first` on (earlier ones are known)."""
         self.nodes[node.call.call_id] = node
-        (self._roots if node.parent is None else node.parent.children).append(node)
-        self._requests[node.request] = node
-        known = self._after.get(node.after)
+        if node.has_ids:
+            (self._roots if node.parent is None else node.parent.children).append(node)
+        if (base := self.nodes.get(node.call.base_call_id)) is not None:
+            base.continued = True
+        self._requests[node.links.request] = node
+        known = self._after.get(node.links.after)
         if known is None or node.call.delivered or not known.call.delivered:
-            self._after[node.after] = node
-        for place, message in enumerate((*messages, node.reply), start=first):
-            if message.role != "system":
-                self._seen.add((place, normal_form(message)))
+            self._after[node.links.after] = node
+        for place, one in enumerate((*forms, node.links.said or form(node.reply)), start=first):
+            self._seen[_placed(place, one)] = node.call.call_id
 
     def delivered(self, node: Node) -> None:
         """The harness has this call's whole reply: among calls with the same reply it is the one that is gone on from."""
         node.call = msgspec.structs.replace(node.call, delivered=True)
-        self._after[node.after] = node
+        self._after[node.links.after] = node
 
     def find_base(self, prints: Sequence[Fingerprint]) -> Node | None:
         """The call that a request with these fingerprints goes on from."""
@@ -112,34 +216,89 @@ class Lineage:
         """The latest call with the same tools and messages."""
         return self._requests.get(request)
 
-    def cause(self, messages: Sequence[Message]) -> PrefixBreak:
-        """Why a request that goes on from no call starts a new prefix."""
+    def break_of(self, messages: Sequence[Message], forms: Sequence[Fingerprint], thread: str = "") -> Break:
+        """Why a request that goes on from no call starts a new prefix. `thread`: the harness's name of its conversation, or
+        ""."""
         if not self.nodes:
-            return "first"
-        shared = any(
-            message.role != "system" and (place, normal_form(message)) in self._seen for place, message in enumerate(messages)
-        )
-        return "harness_edit" if shared else "new_thread"
+            return Break(cause="first")
+        shares = [self._shares(place, forms[place], thread) for place in range(len(forms))]
+        starter = self._starter(messages, shares)
+        if starter:
+            return Break(cause="new_thread", origin=starter)
+        summary = self._summary(messages, forms)
+        if summary is not None:
+            return Break(cause="compaction", origin=summary.call.call_id, shares=summary.call.call_id)
+        for place in reversed(range(len(forms))):
+            if messages[place].role != "system" and shares[place]:
+                return Break(cause="harness_edit", shares=shares[place])
+        return Break(cause="new_thread")
+
+    def _shares(self, place: int, one: Fingerprint, thread: str) -> str:
+        """The last call of this conversation that had the message at the same place; "" for none."""
+        call_id = self._seen.get(_placed(place, one), "")
+        other = self.nodes[call_id].call.thread if call_id else ""
+        return "" if thread and other and thread != other else call_id
+
+    def _starter(self, messages: Sequence[Message], shares: Sequence[str]) -> str:
+        """The call that asked for this conversation by a tool call: one of its arguments is the instruction."""
+        told = []
+        for message, shared in zip(messages, shares, strict=True):
+            if message.role in ("assistant", "tool"):
+                break
+            if message.role == "user" and not shared:
+                told.append(message.content)
+        return started_by(told, ((node.call.call_id, node.texts) for node in reversed(self.nodes.values())))
+
+    def _summary(self, messages: Sequence[Message], forms: Sequence[Fingerprint]) -> Node | None:
+        """The call whose reply stands at the start of these messages for what was left out.
+
+        It is a reply that nothing went on from. It stands in a system or user message before the first turn, or is itself the
+        first turn, of another request than the one that it answered.
+        """
+        early: list[str] = []
+        turn: Message | None = None
+        for message in messages:
+            if message.role == "assistant":
+                turn = message
+                break
+            if message.role in ("system", "user"):
+                early.append(message.content)
+        answered = set(forms)
+        for node in reversed(self.nodes.values()):
+            text = node.reply.content.strip()
+            if node.continued or len(text) < SHORTEST_SUMMARY:
+                continue
+            if any(text in content for content in early):
+                return node
+            if turn is not None and turn.content.strip() == text and node.links.asked not in answered:
+                return node
+        return None
 
     def ids(self, node: Node) -> Int32:
         """Prompt and sampled ids of a call, int32 [P + S]."""
-        pieces = []
+        tails = []
         step: Node | None = node
         while step is not None:
-            pieces += [step.sampled, step.prompt_delta]
+            tails.append(step.tail)
             step = step.parent
-        return np.concatenate(pieces[::-1])
+        return np.frombuffer(b"".join(reversed(tails)), dtype=np.int32)
+
+    def prompt(self, node: Node) -> Int32:
+        """Prompt ids of a call, int32 [P]."""
+        ids = self.ids(node)
+        return ids[: len(ids) - node.call.sampled_tokens]
 
     def find_parent(self, prompt: Int32) -> Node | None:
         """The call whose prompt and sampled ids are the longest exact prefix of `prompt` (int32 [P])."""
+        whole = np.ascontiguousarray(prompt, dtype="<i4").tobytes()
         best: Node | None = None
         best_rank = (0, False, -1)
         stack = [(root, 0) for root in self._roots]
         while stack:
             node, start = stack.pop()
-            end = _end(node, prompt, start)
-            if end is None:
+            if not whole.startswith(node.tail, start):
                 continue
+            end = start + len(node.tail)
             stack += [(child, end) for child in node.children]
             rank = (end, node.call.delivered, node.call.index)
             if rank > best_rank:
@@ -147,9 +306,5 @@ class Lineage:
         return best
 
 
-def _end(node: Node, prompt: Int32, place: int) -> int | None:
-    """Where in `prompt` the node's ids end, when they continue it at `place`."""
-    middle = place + len(node.prompt_delta)
-    end = middle + len(node.sampled)
-    fits = np.array_equal(prompt[place:middle], node.prompt_delta) and np.array_equal(prompt[middle:end], node.sampled)
-    return end if fits else None
+def _placed(place: int, one: Fingerprint) -> Fingerprint:
+    return place.to_bytes(4, "little") + one

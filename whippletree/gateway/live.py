@@ -1,10 +1,11 @@
 """One call under way, and everyone who waits for its reply.
 
-    sampling ──► recording ──► done(Reply)         followers read deltas while sampling, and the reply when it is done
-        └─ abandon ─► recording (abort) ─► done(error)
+    preparing ──► sampling ──► recording ──► done(Reply)     followers read deltas while sampling, and the reply when it is done
+        └─────────────┴─ abandon ─► recording (abort) ─► done(error)
 
 A call is a task of its own, so that a retry can join it and a disconnect can end it. Followers block on it; it blocks on what
-generation.py says, then on the store. The last follower that leaves while it samples abandons it; recording is never cut short.
+calls.py and generation.py say, then on the store. The last follower that leaves while it samples abandons it; recording is
+never cut short. Its head is known once its prompt is (`begun`).
 Invariants (tests/gateway/test_gateway_live_calls.py):
 - `done` resolves only after the store has the call;
 - a follower that joins late sees every delta, from the first;
@@ -19,8 +20,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Literal
 
 from whippletree.errors import RequestError, WhippletreeError
-from whippletree.gateway.dialects import ReplyHead
-from whippletree.gateway.generation import Sampled
+from whippletree.gateway.dialects import ReplyHead, TokenText
+from whippletree.gateway.sources import Sampled
+from whippletree.gateway.turns import replayed_deltas
 from whippletree.protocols import StreamDelta
 from whippletree.types import Call, ParsedMessage, Struct
 
@@ -28,19 +30,21 @@ logger = logging.getLogger(__name__)
 
 
 class Reply(Struct):
-    """A recorded call and its turn."""
+    """A recorded call and its turn. `tokens`: its sampled tokens, for a harness that asked for logprobs."""
 
     call: Call
     message: ParsedMessage
+    tokens: tuple[TokenText, ...] = ()
 
 
 class LiveCall:
     """A call under way, or a recorded one that is told again (`LiveCall.replay`)."""
 
-    def __init__(self, head: ReplyHead, digest: str, sampled: Sampled) -> None:
-        self.head = head
+    def __init__(self, digest: str, sampled: Sampled, head: ReplyHead | None = None) -> None:
         self.sampled = sampled
         self.digest = digest
+        self._head = head
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.deltas: list[StreamDelta] = []
         self.done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(_look)  # a failure that nobody follows any more is not a programming error
@@ -53,11 +57,41 @@ class LiveCall:
     @classmethod
     def replay(cls, head: ReplyHead, reply: Reply) -> LiveCall:
         """A call that is done already."""
-        live = cls(head, reply.call.digest, Sampled())
+        live = cls(reply.call.digest, Sampled(), head)
         live._phase = "recording"
         live.deltas = replayed_deltas(reply.message)
         live.done.set_result(reply)
         return live
+
+    @property
+    def head(self) -> ReplyHead:
+        """What the reply says of itself; known once `begun` has returned."""
+        assert self._head is not None
+        return self._head
+
+    def prepared(self, head: ReplyHead) -> None:
+        """The prompt is known."""
+        self._head = head
+        self._wake(self._ready)
+
+    async def begun(self) -> None:
+        """Follow the call until its head is known. Raises what ended it before."""
+        if self._head is not None:
+            return
+        self.join()
+        try:
+            await asyncio.shield(self._ready)
+        except asyncio.CancelledError:
+            self.leave()
+            raise
+        self._followers -= 1  # whoever asked joins it now
+        if self._head is None:
+            await asyncio.shield(self.done)
+
+    @staticmethod
+    def _wake(future: asyncio.Future[None] | None) -> None:
+        if future is not None and not future.done():
+            future.set_result(None)
 
     def start(self, sample: Callable[[], Awaitable[None]], record: Callable[[bool], Awaitable[Reply | None]]) -> None:
         """Run the call: `sample` to its end, then `record`, which is told whether sampling was cut short."""
@@ -84,6 +118,7 @@ class LiveCall:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not self.done.done():
             self.done.set_exception(_reason(task))
+        self._wake(self._ready)
         self._tell()
 
     def publish(self, deltas: list[StreamDelta]) -> None:
@@ -93,8 +128,7 @@ class LiveCall:
             self._tell()
 
     def _tell(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        self._wake(self._news)
         self._news = None
 
     def abandon(self, error: RequestError) -> None:
@@ -145,18 +179,6 @@ def _reason(task: asyncio.Task[None]) -> WhippletreeError:
         return error
     logger.error("a call ended with an error of the gateway itself", exc_info=error)
     return RequestError("the gateway failed on this call", "look at its log", status=500, code="internal_error")
-
-
-def replayed_deltas(message: ParsedMessage) -> list[StreamDelta]:
-    """A whole turn as deltas."""
-    deltas = []
-    if message.reasoning:
-        deltas.append(StreamDelta(reasoning=message.reasoning))
-    if message.content:
-        deltas.append(StreamDelta(content=message.content))
-    for index, call in enumerate(message.tool_calls):
-        deltas.append(StreamDelta(tool_index=index, tool_id=call.id, tool_name=call.name, arguments=call.arguments))
-    return deltas
 
 
 def _look(done: asyncio.Future[Reply]) -> None:

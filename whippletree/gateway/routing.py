@@ -1,38 +1,57 @@
-"""Which replica a call goes to: a pure policy over plain values.
+"""Which replica a call goes to: a pure policy over plain values, behind protocols.Router.
 
 An attempt stays on the replica that holds its prefix in cache, for as long as that one answers; otherwise the least busy one.
-Invariants (tests/gateway/test_gateway_routing.py): a replica that is down is never chosen; the delay grows and is bounded.
+Among equally busy ones a rollout has an order of its own, so that several gateway workers, which do not see each other's calls,
+agree on its replica and still spread rollouts evenly.
+
+Invariants (tests/gateway/test_gateway_routing.py): a replica that is down or whose circuit is open is never chosen.
 """
 
 from __future__ import annotations
 
+import importlib
+import zlib
 from collections.abc import Sequence
 
-from whippletree.types import Struct
+from whippletree.errors import ConfigurationError
+from whippletree.protocols import ReplicaView, RoutedCall, Router
 
-FIRST_DELAY = 0.05
-LONGEST_DELAY = 1.0
+__all__ = ["ReplicaView", "RoutedCall", "StickyRouter", "load_router", "usable"]
 
 
-class ReplicaView(Struct):
-    """What routing knows of a replica. `down_until` is in seconds of a monotonic clock.
+def usable(replicas: Sequence[ReplicaView], now: float) -> list[ReplicaView]:
+    """The replicas that may be asked now (seconds of a monotonic clock)."""
+    return [replica for replica in replicas if replica.open and replica.down_until <= now]
 
-    Example: ReplicaView(place=0, in_flight=3, down_until=0.0)
+
+class StickyRouter:
+    """Satisfies protocols.Router: sticky by rollout, least busy first."""
+
+    def choose(self, replicas: Sequence[ReplicaView], call: RoutedCall, now: float) -> int | None:
+        """The place of the replica to use; None when none may be asked now."""
+        up = usable(replicas, now)
+        if any(replica.place == call.preferred for replica in up):
+            return call.preferred
+        return min(up, key=lambda replica: (replica.in_flight, _order(call.rollout_id, replica.place))).place if up else None
+
+
+def _order(rollout_id: str, place: int) -> tuple[int, int]:
+    """Where a replica stands in a rollout's own order; by place where there is no rollout."""
+    return (zlib.crc32(f"{rollout_id}\0{place}".encode()) if rollout_id else 0, place)
+
+
+def load_router(name: str) -> Router:
+    """The router that a configuration names: "" is the sticky one, "module:name" a class or function that makes another.
+
+    Raises ConfigurationError.
     """
-
-    place: int
-    in_flight: int
-    down_until: float
-
-
-def choose(replicas: Sequence[ReplicaView], preferred: int, now: float) -> int | None:
-    """The place of the replica to use; None when all are down. `preferred` is -1 where there is none."""
-    up = [replica for replica in replicas if replica.down_until <= now]
-    if any(replica.place == preferred for replica in up):
-        return preferred
-    return min(up, key=lambda replica: (replica.in_flight, replica.place)).place if up else None
-
-
-def retry_delay(failures: int) -> float:
-    """Seconds that a replica is left alone after so many failures in a row (1 or more)."""
-    return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 1, 20))
+    if not name:
+        return StickyRouter()
+    module, _, attribute = name.partition(":")
+    try:
+        router = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"gateway.router {name!r} cannot be made: {error}", "write it as module:name") from error
+    if not isinstance(router, Router):
+        raise ConfigurationError(f"gateway.router {name!r} has no choose method", "see protocols.Router")
+    return router

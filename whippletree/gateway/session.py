@@ -2,37 +2,44 @@
 
 Invariants (tests/gateway/test_gateway_session.py):
 - a session that was rebuilt from the store goes on from the same ids as one that recorded the calls itself;
-- an attempt that is sealed, not the rollout's last, or of a rollout that has ended takes no calls.
+- an attempt that is sealed, not the rollout's last, or of a rollout that has ended takes no calls;
+- reading it takes time in proportion to what is stored, and no dialect.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from whippletree.errors import RequestError, StoreError
-from whippletree.gateway.dialects import Dialect
+from whippletree.gateway.deltas import Skeleton
 from whippletree.gateway.keys import AttemptKey
-from whippletree.gateway.lineage import Fingerprint, Lineage, Node, fingerprints, tools_fingerprint
+from whippletree.gateway.leaves import Leaves, Recent
+from whippletree.gateway.lineage import Lineage, Node, form, make_node
+from whippletree.gateway.roles import Opening, Threads
 from whippletree.protocols import Store
-from whippletree.types import Call, CallPayload, Message, ParsedMessage, Sampling
+from whippletree.types import Call, CallPayload, Message, Sampling
 
 if TYPE_CHECKING:
     from whippletree.gateway.live import LiveCall
+
+SKELETONS = 64  # requests of one attempt that the next one's body is compared with
 
 
 class Session:
     """What the gateway knows of one attempt."""
 
-    def __init__(self, key: AttemptKey, sampling: Sampling) -> None:
+    def __init__(self, key: AttemptKey, sampling: Sampling, leaves: Leaves) -> None:
         self.key = key
         self.sampling = sampling
         self.sealed = False
         self.lineage = Lineage()
+        self.recent = Recent(leaves)
+        self.threads = Threads()
         self.live: dict[str, LiveCall] = {}  # by digest
         self.latest: dict[str, Call] = {}  # by digest: the last recorded call of that request
         self.marks: set[asyncio.Future[None]] = set()  # deliveries being written
@@ -40,6 +47,8 @@ class Session:
         self.next_index = 0
         self.preferred = -1  # the replica that has this attempt's prefix
         self.users = 0  # handlers that work with it
+        self.used = time.monotonic()  # when it was last asked for
+        self._skeletons: OrderedDict[str, Skeleton] = OrderedDict()  # by call id
 
     @property
     def idle(self) -> bool:
@@ -61,19 +70,31 @@ class Session:
 
     def delivered(self, call: Call) -> None:
         """The harness has this call's whole reply."""
-        call = msgspec.structs.replace(call, delivered=True)
-        if self.latest[call.digest].call_id == call.call_id:
-            self.latest[call.digest] = call
         if (node := self.lineage.nodes.get(call.call_id)) is not None:
             self.lineage.delivered(node)
+        if self.latest[call.digest].call_id == call.call_id:
+            self.latest[call.digest] = node.call if node is not None else msgspec.structs.replace(call, delivered=True)
+
+    def skeleton(self, base: Node | None) -> tuple[str, Skeleton | None]:
+        """The request that a new one's body is compared with: that of its base, else the last one; ("", None) for none."""
+        call_id = base.call.call_id if base is not None else ""
+        if call_id not in self._skeletons:
+            call_id = next(reversed(self._skeletons), "")
+        return (call_id, self._skeletons[call_id]) if call_id else ("", None)
+
+    def keep_skeleton(self, call_id: str, skeleton: Skeleton | None) -> None:
+        """Remember a recorded request."""
+        if skeleton is not None:
+            self._skeletons[call_id] = skeleton
+            while len(self._skeletons) > SKELETONS:
+                self._skeletons.popitem(last=False)
+
+    def dropped(self) -> None:
+        """The session leaves memory."""
+        self.recent.clear()
 
 
-def reply_message(message: ParsedMessage) -> Message:
-    """A sampled turn as a message of history."""
-    return Message(role="assistant", content=message.content, reasoning=message.reasoning, tool_calls=message.tool_calls)
-
-
-def load_session(store: Store, dialects: Mapping[str, Dialect], key: AttemptKey) -> Session:
+def load_session(store: Store, key: AttemptKey, leaves: Leaves) -> Session:
     """Read an attempt from the store (blocking). Raises RequestError (401) when the store does not know it."""
     try:
         rollout = store.rollout(key.rollout_id)
@@ -83,10 +104,10 @@ def load_session(store: Store, dialects: Mapping[str, Dialect], key: AttemptKey)
     attempt = next((item for item in attempts if item.attempt == key.attempt), None)
     if attempt is None:
         raise _unknown(f"rollout {key.rollout_id!r} has no attempt {key.attempt}")
-    session = Session(key, rollout.spec.sampling)
+    session = Session(key, rollout.spec.sampling, leaves)
     session.sealed = attempt.sealed or rollout.terminal or any(item.attempt > key.attempt for item in attempts)
     if not session.sealed:
-        _load_calls(session, store, dialects)
+        _load_calls(session, store)
     return session
 
 
@@ -94,36 +115,21 @@ def _unknown(cause: str) -> RequestError:
     return RequestError(cause, "use a key of the run that this gateway serves", status=401, code="invalid_api_key")
 
 
-def _load_calls(session: Session, store: Store, dialects: Mapping[str, Dialect]) -> None:
+def _load_calls(session: Session, store: Store) -> None:
     calls = store.calls(session.key.rollout_id, session.key.attempt)
     session.turns = len(calls)
     for call in calls:
         session.recorded(call)
-        if call.sampled_tokens and not call.error and call.dialect in dialects:
-            _load_call(session.lineage, dialects[call.dialect], call, store.payload(call))
+        if call.payload is not None and not call.error:
+            _load_call(session, call, store.payload(call))
 
 
-def _load_call(lineage: Lineage, dialect: Dialect, call: Call, payload: CallPayload) -> None:
-    request = dialect.parse(payload.request_json)
-    trim = dialect.trimmed(payload.request_json)
-    base = lineage.nodes.get(trim.base)
-    tools = base.tools if base is not None and trim.tools else tools_fingerprint(request.tools)
-    start: Fingerprint = tools
-    if base is not None:  # the stored messages start with the echo of the base's reply: on the normal form it is that reply
-        start = base.after
-    rest = request.messages[1:] if base is not None else request.messages
-    prints = fingerprints(start, rest)
-    reply = reply_message(dialect.read_reply(payload.reply_json))
-    request_print = prints[-1] if prints else start
-    node = Node(
-        call=call,
-        parent=lineage.nodes.get(call.parent_call_id),
-        prompt_delta=np.asarray(payload.prompt_delta, dtype=np.int32),
-        sampled=np.asarray(payload.sampled_ids, dtype=np.int32),
-        tools=tools,
-        request=request_print,
-        after=fingerprints(request_print, [reply])[0],
-        messages=trim.messages + len(request.messages),
-        reply=reply,
-    )
-    lineage.add(node, request.messages, first=trim.messages)
+def _load_call(session: Session, call: Call, payload: CallPayload) -> None:
+    lineage = session.lineage
+    base = lineage.nodes.get(call.base_call_id)
+    first = base.messages + 1 if base is not None else 0
+    node = make_node(call, payload, lineage.nodes.get(call.parent_call_id))
+    messages = msgspec.json.decode(payload.messages_json, type=tuple[Message, ...])
+    lineage.add(node, [form(message) for message in messages], first)
+    if node.links.look:
+        session.threads.begun(call.role, Opening(tools=node.links.offered > 0, look=node.links.look), call.client)

@@ -1,0 +1,49 @@
+"""Heavy synchronous work takes turns: one piece per iteration of the event loop.
+
+    piece ─► free? go on at once ─► else wait in line ─► one is let through per iteration, in order of arrival
+
+Parsing a request, preparing its prompt and recording its turn each take a millisecond or so that no other coroutine can use.
+When thousands of requests arrive at once, the loop would run thousands of such pieces before it looked at a socket again. A
+piece waits for nothing but its turn; whoever is cancelled while it waits loses its place and holds nobody up.
+Invariants (tests/gateway/test_gateway_turnstile.py):
+- at most one piece begins per iteration of the loop; pieces begin in order of arrival;
+- with nobody in line a piece begins without giving up control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Turnstile:
+    """One line for all heavy pieces of one event loop."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._line: deque[asyncio.Future[None]] = deque()
+
+    async def turn(self) -> None:
+        """Wait until this piece may run; it ends at the caller's next await."""
+        loop = asyncio.get_running_loop()
+        if not self._taken:
+            self._taken = True
+            loop.call_soon(self._next)
+            return
+        place: asyncio.Future[None] = loop.create_future()
+        self._line.append(place)
+        await place
+
+    @property
+    def waiting(self) -> int:
+        """How many are in line."""
+        return len(self._line)
+
+    def _next(self) -> None:
+        while self._line:
+            place = self._line.popleft()
+            if not place.done():  # else cancelled while it waited
+                place.set_result(None)
+                place.get_loop().call_soon(self._next)
+                return
+        self._taken = False
