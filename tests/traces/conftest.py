@@ -11,7 +11,17 @@ import pytest
 from hypothesis import strategies as st
 
 from whippletree.traces import Trace, build_trace
-from whippletree.types import Call, CallPayload, CallTimes, RolloutSpec, Sampling, VersionSpan
+from whippletree.types import (
+    Call,
+    CallPayload,
+    CallTimes,
+    Message,
+    ParsedMessage,
+    RolloutSpec,
+    Sampling,
+    ToolCall,
+    VersionSpan,
+)
 
 SPEC = RolloutSpec(
     rollout_id="r", group_id="g", source="s", task_id="t", task_path="/t", harness="h", sampling=Sampling(temperature=1.0)
@@ -61,6 +71,13 @@ class Recorder:
         )
         return self.calls[-1]
 
+    def said(self, content: str = "", *, heard: tuple[Message, ...] = (), calls: tuple[ToolCall, ...] = ()) -> None:
+        """Put words to the last call: the messages that are new in its request, and its reply."""
+        payload = self.payloads[-1]
+        assert payload is not None
+        payload.messages_json = msgspec.json.encode(heard)
+        payload.reply_json = msgspec.json.encode(ParsedMessage(content=content, tool_calls=calls))
+
     def failed(self) -> Call:
         """Record one call that came to nothing: no payload."""
         call = self.call([], [], finish_reason="error", delivered=False, versions=(), error="engine died")
@@ -76,6 +93,12 @@ class Recorder:
 def recorder() -> Recorder:
     """An empty record."""
     return Recorder()
+
+
+@pytest.fixture(scope="session")
+def record() -> type[Recorder]:
+    """Makes an empty record, as often as it is called."""
+    return Recorder
 
 
 @pytest.fixture(scope="session")
@@ -109,3 +132,29 @@ def grow() -> Callable[[st.DataObject], Recorder]:
         return made
 
     return build
+
+
+@pytest.fixture
+def story() -> Recorder:
+    """A run of a harness: a title (side), a conversation with a tool, a retry, a cut-off call, a sub-agent, a compaction."""
+    made = Recorder()
+    task = (Message(role="system", content="be brief"), Message(role="user", content="fix it"))
+    listing = ToolCall(id="t1", name="bash", arguments='{"command": "ls"}')
+    spawn = ToolCall(id="t2", name="task", arguments='{"of": "look"}')
+    made.call([90, 91], [92], role="side", prefix_break="first")
+    made.said("Fixing it", heard=(Message(role="user", content="title?"),))
+    made.call([1, 2], [3, 4, 5], prefix_break="new_thread")
+    made.said("look", heard=task, calls=(listing,))
+    made.call([1, 2, 3, 4, 5, 6], [7], parent=1, base_call_id="c1")
+    made.said("never seen", heard=(Message(role="tool", content="a.txt", tool_call_id="t1"),))
+    made.call([1, 2, 3, 4, 5, 6], [8, 9], parent=1, base_call_id="c1")
+    made.said("ask", heard=(Message(role="tool", content="a.txt", tool_call_id="t1"),), calls=(spawn,))
+    made.call([50], [51], role="subagent", origin_call_id="c3", prefix_break="new_thread")
+    made.said("nothing there", heard=(Message(role="user", content="look"),))
+    made.call([1, 2, 3, 4, 5, 6, 8, 9, 10], [11], parent=3, base_call_id="c3", delivered=False, finish_reason="abort")
+    made.said("cut", heard=(Message(role="tool", content="nothing there", tool_call_id="t2"),))
+    made.call([1, 2, 3, 4, 5, 6, 8, 9, 10, 12], [13, 14], parent=3, base_call_id="c3", role="side")
+    made.said("summary", heard=(Message(role="tool", content="nothing there", tool_call_id="t2"),))
+    made.call([1, 14], [15], prefix_break="compaction", origin_call_id="c6")
+    made.said("done", heard=(*task, Message(role="user", content="summary")))
+    return made

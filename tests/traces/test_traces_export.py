@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from whippletree.protocols import Recorded
 from whippletree.rendering import ChatRenderer, RenderingConfig, load_renderer
 from whippletree.traces import TraceText, describe, explain
 from whippletree.types import Message, ToolSpec
@@ -37,8 +39,10 @@ def played(recorder: Any, renderer: ChatRenderer) -> Any:
     sampled = [*renderer.codec.encode("ok\x1b[31m"), end]
     recorder.call(first, sampled)
     messages += [Message(role="assistant", content="ok\x1b[31m"), Message(role="user", content="on")]
-    second = renderer.bridge(first + sampled, messages, [ToolSpec(name="bash")])
-    assert second is not None
+    known = Recorded(prompt=np.array(first), sampled=np.array(sampled), text=renderer.to_bytes(first + sampled), messages=2)
+    rest = renderer.bridge(known, messages, [ToolSpec(name="bash")])
+    assert rest is not None
+    second = first + sampled + rest
     recorder.call(
         second, [*renderer.codec.encode("é"), end], parent=0, malformed="the call has no </tool_call>", delivered=False
     )
@@ -73,7 +77,8 @@ def test_explain_reads_as_a_conversation(played: Any, renderer: ChatRenderer) ->
     assert "  malformed: the call has no </tool_call>" in lines
     assert any("continues c0" in line and "not trained: undelivered" in line for line in lines)
     assert "  error: engine died" in lines
-    assert lines[-1].startswith("3 calls: 2 captured, 1 delivered, 1 trained in 1 samples")
+    assert lines[-4].startswith("3 calls: 2 captured, 1 delivered, 1 trained in 1 samples")
+    assert lines[-3:] == ["roles: main 3", "prefix breaks: first 1", "left out: undelivered 1, no payload 1"]
 
 
 def test_explain_can_show_every_token(played: Any, renderer: ChatRenderer) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whippletree.traces import Funnel, add_funnels, build_samples, funnel
+from whippletree.traces import Funnel, add_funnels, alarm, build_samples, funnel
 from whippletree.types import RolloutSpec
 
 
@@ -48,6 +48,7 @@ def test_breaks_and_exclusions_are_counted_by_cause(recorder: Any) -> None:
         sampled_tokens=4,
         trained_tokens=3,
         sample_tokens=6,
+        roles={"main": 4},
         breaks={"first": 1, "compaction": 2},
         excluded={"undelivered": 1},
     )
@@ -95,3 +96,31 @@ def test_the_sum_of_funnels_is_explained_anew(recorder: Any) -> None:
     total = add_funnels([empty, one, one])
     assert (total.received, total.trained_tokens, total.breaks, total.first_zero) == (2, 2, {"first": 2}, "")
     assert add_funnels([empty, empty]).first_zero == empty.first_zero
+
+
+def test_calls_by_role_and_the_trained_share_are_counted(story: Any) -> None:
+    counts = funnel(story.trace())
+    assert counts.roles == {"side": 1, "main": 5, "subagent": 1, "compaction": 1}
+    assert counts.excluded == {"role side is not trained": 1, "superseded": 1, "undelivered": 1}
+    assert (counts.trained_tokens, counts.sampled_tokens) == (9, 12)
+    assert counts.trained_share == pytest.approx(0.75)
+    assert counts.reasons == "role side is not trained (1), superseded (1), undelivered (1)"
+    assert Funnel().trained_share is None
+
+
+def test_calls_without_one_trained_token_are_an_alarm(recorder: Any) -> None:
+    assert alarm(funnel(recorder.trace())) == ""
+    recorder.call([1], [2], grade="text")
+    recorder.call([5], [6], role="side")
+    told = alarm(funnel(recorder.trace()))
+    assert told.startswith("2 calls and not one trained token; trained = 0: no call can be trained; left out: ")
+    assert "no token ids (1), role side is not trained (1)" in told
+
+
+def test_a_trained_share_below_the_limit_is_an_alarm(recorder: Any) -> None:
+    recorder.call([1], [2])
+    recorder.call([5], [6, 7, 8], delivered=False)
+    counts = funnel(recorder.trace())
+    assert alarm(counts, 0.25) == ""
+    assert alarm(counts, 0.3) == ("only 25% of 4 sampled tokens are trained (the limit is 30%); left out: undelivered (1)")
+    assert alarm(counts) == ""

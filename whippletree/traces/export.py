@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from whippletree.protocols import Renderer
-from whippletree.traces.stages import Funnel, funnel
+from whippletree.traces.stages import Funnel, alarm, funnel
 from whippletree.traces.tree import Node, Trace
 from whippletree.types import Struct
 
@@ -79,15 +79,16 @@ def explain(trace: Trace, renderer: Renderer, *, tokens: bool = False) -> str:
         f"{counts.received} calls: {counts.captured} captured, {counts.delivered} delivered, {counts.trained} trained in "
         f"{counts.samples} samples; {counts.trained_tokens} of {counts.sampled_tokens} sampled tokens trained"
     )
+    tables = (("roles", counts.roles), ("prefix breaks", counts.breaks), ("left out", counts.excluded))
+    lines += [f"{name}: {', '.join(f'{key} {count}' for key, count in table.items())}" for name, table in tables if table]
     if counts.first_zero:
-        lines.append(counts.first_zero)
+        lines.append(alarm(counts) or counts.first_zero)
     return "\n".join(lines)
 
 
 def _call(node: Node, trace: Trace, decode: Decode) -> CallText:
     call = node.call
-    start = len(trace.node(node.parent).full_ids) if node.parent else 0
-    new_ids = node.prompt_ids[start:].tolist()
+    new_ids = trace.new_ids(node).tolist()
     sampled_ids = node.sampled_ids.tolist()
     return CallText(
         call_id=call.call_id,
@@ -99,7 +100,7 @@ def _call(node: Node, trace: Trace, decode: Decode) -> CallText:
         finish_reason=call.finish_reason,
         parent=node.parent,
         prefix_break=call.prefix_break,
-        role=call.role,
+        role=node.role,
         delivered=node.delivered,
         excluded=node.excluded,
         malformed=call.malformed,

@@ -35,7 +35,7 @@ def _sample(path: tuple[Node, ...], taken: set[str], spec: RolloutSpec) -> Sampl
     logprobs = np.zeros(len(token_ids), np.float32)
     versions = np.full(len(token_ids), -1, np.int32)
     for node in path:
-        where = slice(len(node.prompt_ids), len(node.prompt_ids) + len(node.sampled_ids))
+        where = slice(node.prompt_length, node.prompt_length + len(node.sampled_ids))
         if len(node.logprobs):
             logprobs[where] = node.logprobs
         if node.trainable and node.call_id not in taken:
