@@ -1,18 +1,20 @@
 """Is a task sound? The oracle must pass and doing nothing must fail, each in a fresh sandbox.
 
 Invariants (tests/tasks/test_checks.py):
-- a task whose oracle fails, or that rewards doing nothing, is reported with what was seen;
+- a task whose oracle fails, that rewards doing nothing, or whose repository knows the future is reported with what was seen;
 - a check never raises for what a task or a sandbox does; each sandbox is stopped, whatever happened in it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from whippletree.errors import SandboxError
 from whippletree.protocols import ExecResult, Sandbox, SandboxSpec
+from whippletree.tasks.history import history_leaks
 from whippletree.tasks.task import Task
 from whippletree.tasks.verifier import verify
 from whippletree.types import Cause, CauseClass, Struct, VerifierResult
@@ -44,7 +46,8 @@ async def check_task(task: Task, make_sandbox: MakeSandbox, *, timeout: float = 
     oracle = None
     if task.solution_dir:
         oracle = await _run(task, make_sandbox(task.sandbox_spec(f"{name}-oracle")), oracle=True, timeout=timeout)
-    return TaskCheck(task_id=task.task_id, idle=idle, oracle=oracle, problems=tuple(problems(idle, oracle)))
+    leaks = [leak for host, _ in task.files for leak in await asyncio.to_thread(history_leaks, Path(host))]
+    return TaskCheck(task_id=task.task_id, idle=idle, oracle=oracle, problems=(*problems(idle, oracle), *leaks))
 
 
 def problems(idle: VerifierResult, oracle: VerifierResult | None) -> list[str]:

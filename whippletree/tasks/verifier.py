@@ -4,7 +4,8 @@
 
 Invariants (tests/tasks/test_verifier.py):
 - `verify` never raises: what goes wrong is the result's cause, with reward None;
-- a reward is a finite number that the tests wrote in this run; nothing the agent left behind counts;
+- a reward is a finite number that the tests wrote in this run; nothing the agent left behind counts, and what it left where
+  only the tests write is named in the result;
 - a wrong answer is a reward of 0, never None, and a broken test is None, never 0.
 """
 
@@ -15,6 +16,8 @@ import json
 import math
 import secrets
 from pathlib import Path
+
+import msgspec
 
 from whippletree.errors import SandboxError
 from whippletree.protocols import ExecResult, Sandbox
@@ -31,7 +34,8 @@ TRANSFER_LIMIT = 10.0  # seconds that copying in and reading out may take, toget
 # Everything is relative to the sandbox's root, where the command starts: a backend without a root of its own keeps its paths in
 # a private directory, and /tests and /logs would be the host's. Whatever the agent left in the way is made anew, so that
 # it can neither add to the tests nor turn a 0 into a broken verifier. A copy adds files and replaces none: as many entries as
-# were copied mean that nothing else is there. $1: entries in tests/, $2: working directory, $3: printed if there are more.
+# were copied mean that nothing else is there. $1: entries in tests/, $2: working directory, $3: printed if there are more, $4:
+# printed first if files are where the rewards will be.
 # In the ordinary case the shell starts one program (mkdir) before the tests.
 _RUN = f"""root=${{PWD%/}} count=0
 walk() {{
@@ -44,6 +48,9 @@ walk() {{
 walk {TESTS[1:]}
 if [ "$count" != "$1" ]; then printf %s "$3"; exit 125; fi
 if [ -L logs ] || [ ! -d logs ]; then rm -rf logs; elif [ ! -w logs ] || [ ! -x logs ]; then chmod 755 logs; fi
+for planted in logs/verifier/* logs/verifier; do
+  if [ -L "$planted" ] || [ -f "$planted" ]; then printf %s "$4"; break; fi
+done
 if [ -L logs/verifier ]; then rm -f logs/verifier
 elif [ -e logs/verifier ]; then chmod -R u+rwX logs/verifier; rm -rf logs/verifier; fi
 mkdir -p logs/verifier || exit 125
@@ -58,10 +65,11 @@ async def verify(task: Task, sandbox: Sandbox, *, timeout: float) -> VerifierRes
     limit = min(timeout, task.verifier_timeout)
     try:
         async with asyncio.timeout(limit + TRANSFER_LIMIT):
-            result = await _run_tests(task, sandbox, limit)
+            result, tampering = await _run_tests(task, sandbox, limit)
             if result.timed_out:
-                return _no_reward(result, f"tests/test.sh ran past {limit:g} s and was killed", "raise verifier.timeout_sec")
-            return await _read_reward(sandbox, result)
+                slow = f"tests/test.sh ran past {limit:g} s and was killed"
+                return _with(tampering, _no_reward(result, slow, "raise verifier.timeout_sec"))
+            return _with(tampering, await _read_reward(sandbox, result))
     except SandboxError as error:
         return _failed(CauseClass.SANDBOX, error.cause, error.next_step)
     except TimeoutError:
@@ -72,22 +80,34 @@ async def verify(task: Task, sandbox: Sandbox, *, timeout: float) -> VerifierRes
         return _failed(CauseClass.TASK, f"{task.tests_dir} cannot be read: {error}", "put the task's tests back")
 
 
-async def _run_tests(task: Task, sandbox: Sandbox, limit: float) -> ExecResult:
-    """Copy tests/ in and run test.sh. Where the agent made a /tests of its own, that is removed first."""
+def _with(tampering: tuple[str, ...], result: VerifierResult) -> VerifierResult:
+    return msgspec.structs.replace(result, tampering=tampering)
+
+
+async def _run_tests(task: Task, sandbox: Sandbox, limit: float) -> tuple[ExecResult, tuple[str, ...]]:
+    """Copy tests/ in and run test.sh; its end, and what the agent had left in its way.
+
+    Where the agent made a /tests of its own, that is removed first.
+    """
     tests = Path(task.tests_dir)
-    entries, crowded = sum(1 for _ in tests.rglob("*")), secrets.token_hex(16)
-    argv = ["/bin/sh", "-c", _RUN, "verifier", str(entries), task.workdir.lstrip("/"), crowded]
+    entries, crowded, planted = sum(1 for _ in tests.rglob("*")), secrets.token_hex(16), secrets.token_hex(16)
+    argv = ["/bin/sh", "-c", _RUN, "verifier", str(entries), task.workdir.lstrip("/"), crowded, planted]
+    found: tuple[str, ...] = ()
     try:
         await sandbox.put(tests, TESTS)
     except SandboxError:  # a file of the agent's is in the way; if the sandbox itself is broken, the next line says so
         result = None
     else:
         result = await sandbox.exec(argv, timeout=limit, environment=task.verifier_environment, cwd="/")
-    if result is not None and result.output != crowded:
-        return result
-    await sandbox.exec(["/bin/rm", "-rf", TESTS[1:]], timeout=TRANSFER_LIMIT, cwd="/")
-    await sandbox.put(tests, TESTS)
-    return await sandbox.exec(argv, timeout=limit, environment=task.verifier_environment, cwd="/")
+    if result is None or result.output == crowded:
+        found = (f"{TESTS} was there already",)
+        await sandbox.exec(["/bin/rm", "-rf", TESTS[1:]], timeout=TRANSFER_LIMIT, cwd="/")
+        await sandbox.put(tests, TESTS)
+        result = await sandbox.exec(argv, timeout=limit, environment=task.verifier_environment, cwd="/")
+    if result.output.startswith(planted):
+        found = (*found, f"{Path(REWARD_TEXT).parent} held files already")
+        result = msgspec.structs.replace(result, output=result.output.removeprefix(planted))
+    return result, found
 
 
 async def _read_reward(sandbox: Sandbox, result: ExecResult) -> VerifierResult:
