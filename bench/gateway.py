@@ -1,0 +1,357 @@
+"""How fast the gateway is, as ratios against a bare relay of the same server library, measured in the same run.
+
+Processes: load ─► gateway ─► fake engine; load ─► relay ─► fake engine; load ─► fake engine. Prompts have about 4,096 tokens
+and answers 200 sampled tokens with logprobs; each request goes on from its rollout's last call, as harnesses do, except the
+first of a rollout ("cold"), which shares only system prompt and tools with others. The engine writes 8 tokens at a time.
+
+`--peer http://HOST:PORT` also measures another gateway that was started with the fake engine as its upstream (`--engine-only`
+starts one and prints its address): its calls per second stand beside the relay's of the same run.
+
+The last line is JSON; see `KEYS`. `relay_ratio_N` is the smaller of streamed and whole at N connections.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from gateway_parts.conversations import Answer, Shape, Writer, bodies, make_model, shared_system
+from gateway_parts.load import PassResult, Plan, Request
+from gateway_parts.servers import EngineSpec, GatewaySpec, RelaySpec
+
+from whippletree.gateway.keys import load_secret, mint
+from whippletree.gateway.ownership import owner
+
+HERE = Path(__file__).resolve().parent
+TEMPLATE = HERE.parent / "tests" / "rendering" / "templates" / "thinking.jinja"  # ChatML with whole tools, like Qwen3's
+KEYS = (
+    "relay_ratio_1",
+    "relay_ratio_32",
+    "relay_ratio_256",
+    "relay_ratio_32_cold",
+    "two_worker_gain",
+    "sessions_held",
+    "sessions_lost",
+    "health_p99_ms",
+    "added_ttft_p50_ms",
+    "rollout60_stored_bytes",
+    "resident_bytes_per_call",
+    "build_1m_tokens_s",
+    "build_growth_4x",
+)
+
+
+class Running:
+    """A server process of the benchmark."""
+
+    def __init__(self, kind: str, spec: msgspec.Struct, directory: Path) -> None:
+        path = directory / f"{kind}.json"
+        path.write_bytes(msgspec.json.encode(spec))
+        self._port_file = Path(spec.port_file)  # type: ignore[attr-defined]
+        self._port_file.unlink(missing_ok=True)
+        self.log = (directory / f"{kind}.log").open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway_parts.servers", kind, str(path)], cwd=HERE, stdout=self.log, stderr=self.log
+        )
+        deadline = time.monotonic() + 120
+        while not self._port_file.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{kind} did not start: {Path(self.log.name).read_text()[-2000:]}")
+            time.sleep(0.05)
+        ready = json.loads(self._port_file.read_text())
+        self.port: int = ready["port"]
+        self.workers: list[int] = ready.get("workers") or [self.port]
+
+    def resident(self) -> int:
+        """Bytes of memory of the process (and its workers)."""
+        pids = [self.process.pid, *_children(self.process.pid)]
+        return sum(_status(pid, "VmRSS:") for pid in pids) * 1024
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _status(pid: int, name: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
+
+
+class Bench:
+    """Everything that is made once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.model = make_model(directory / "model")
+        self.writer = Writer(self.model)
+        self.answer: Answer = self.writer.answer()
+        self.system = shared_system(self.writer)
+        self._made = 0
+
+    # --- servers ---------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def engine(self, **pace: float) -> Iterator[Running]:
+        """The fake engine."""
+        spec = EngineSpec(port_file=str(self.directory / "engine.port"), ids=self.answer.ids, **pace)  # type: ignore[arg-type]
+        with _stopping(Running("engine", spec, self.directory)) as running:
+            yield running
+
+    @contextlib.contextmanager
+    def relay(self, engine: Running) -> Iterator[Running]:
+        """The bare relay."""
+        spec = RelaySpec(port_file=str(self.directory / "relay.port"), upstream=f"http://127.0.0.1:{engine.port}")
+        with _stopping(Running("relay", spec, self.directory)) as running:
+            yield running
+
+    @contextlib.contextmanager
+    def gateway(self, engine: Running, rollouts: int, workers: int = 1) -> Iterator[Running]:
+        """The gateway on a fresh run directory."""
+        self._made += 1
+        run = self.directory / f"run-{self._made}"
+        load_secret(run / "secret")
+        spec = GatewaySpec(
+            port_file=str(self.directory / "gateway.port"),
+            directory=str(run),
+            model=str(self.model),
+            template=str(TEMPLATE),
+            engine=f"http://127.0.0.1:{engine.port}",
+            rollouts=rollouts,
+            workers=workers,
+        )
+        with _stopping(Running("gateway", spec, self.directory)) as running:
+            yield running
+        shutil.rmtree(run)
+
+    @property
+    def run_directory(self) -> Path:
+        """The run directory of the gateway that was started last."""
+        return self.directory / f"run-{self._made}"
+
+    # --- load ------------------------------------------------------------------------------------------------------------
+
+    def passes(
+        self, server: Running, connections: int, rollouts: int, shape: Shape, *, stream: bool, keys: bool
+    ) -> list[PassResult]:
+        """Send `rollouts` conversations over `connections`; one result per turn of the conversations."""
+        secret = load_secret(self.run_directory / "secret") if keys else b""
+        texts = [bodies(self.writer, self.answer, self.system, shape, stream=stream) for _ in range(rollouts)]
+        plan = Plan(connections=[[[] for _ in range(shape.calls)] for _ in range(connections)], content=b'"content":"')
+        if not stream or not keys:
+            plan.content = b""
+        for index, requests in enumerate(texts):
+            name = f"r{index}"
+            port = server.workers[owner(name, len(server.workers))]
+            key = mint(secret, name, 1) if keys else "none"
+            for number, body in enumerate(requests):
+                plan.connections[index % connections][number].append(Request(port=port, data=_http(port, key, body)))
+        return self.load(plan)
+
+    def load(self, plan: Plan) -> list[PassResult]:
+        """Run a plan in its own process."""
+        path = self.directory / "plan.msgpack"
+        path.write_bytes(msgspec.msgpack.encode(plan))
+        done = subprocess.run(
+            [sys.executable, "-m", "gateway_parts.load", str(path)], cwd=HERE, stdout=subprocess.PIPE, check=True
+        )
+        return msgspec.json.decode(done.stdout, type=list[PassResult])
+
+
+@contextlib.contextmanager
+def _stopping(running: Running) -> Iterator[Running]:
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def _http(port: int, key: str, body: bytes) -> bytes:
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def rate(results: list[PassResult]) -> float:
+    """Calls per second; a failed call ends the benchmark, since it would make things look fast."""
+    failed = sum(result.failed for result in results)
+    if failed:
+        raise SystemExit(f"{failed} calls failed; see the servers' logs")
+    return sum(result.answered for result in results) / sum(result.seconds for result in results)
+
+
+# --- the measurements --------------------------------------------------------------------------------------------------------
+
+
+def throughput(bench: Bench, rounds: int, scale: float) -> dict[str, float]:
+    """Calls/s through the gateway over calls/s through the relay; warm and cold, streamed and whole."""
+    found: dict[str, float] = {}
+    for connections, usual in ((1, 6), (32, 64), (256, 256)):
+        rollouts = max(connections, round(usual * scale))
+        for stream in (False, True):
+            got: dict[str, list[float]] = {"direct": [], "relay": [], "warm": [], "cold": []}
+            for _ in range(rounds):
+                with bench.engine() as engine:
+                    plain = bench.passes(engine, connections, rollouts, Shape(), stream=stream, keys=False)
+                    with bench.relay(engine) as relay:
+                        relayed = bench.passes(relay, connections, rollouts, Shape(), stream=stream, keys=False)
+                    with bench.gateway(engine, rollouts) as gateway:
+                        ours = bench.passes(gateway, connections, rollouts, Shape(), stream=stream, keys=True)
+                got["direct"].append(rate(plain[1:]))
+                got["relay"].append(rate(relayed[1:]))
+                got["warm"].append(rate(ours[1:]))
+                got["cold"].append(rate(ours[:1]))
+            middle = {name: statistics.median(values) for name, values in got.items()}
+            kind = "streamed" if stream else "whole"
+            print(
+                f"{connections:4d} connections, {kind:8s}: direct {middle['direct']:7.0f}/s  relay {middle['relay']:7.0f}/s  "
+                f"gateway {middle['warm']:6.0f}/s = {middle['warm'] / middle['relay']:.2f} of the relay  "
+                f"(cold prompts {middle['cold']:6.0f}/s = {middle['cold'] / middle['relay']:.2f})",
+                flush=True,
+            )
+            for name, part in ((f"relay_ratio_{connections}", "warm"), (f"relay_ratio_{connections}_cold", "cold")):
+                found[name] = min(found.get(name, 9e9), middle[part] / middle["relay"])
+    return {name: round(value, 3) for name, value in found.items() if name in KEYS}
+
+
+def second_worker(bench: Bench, rounds: int, scale: float) -> dict[str, float]:
+    """Calls/s with two workers over calls/s with one, at 32 connections."""
+    rollouts = max(32, round(64 * scale))
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(rounds):
+        for workers in (1, 2):
+            with bench.engine() as engine, bench.gateway(engine, rollouts, workers) as gateway:
+                rates[workers].append(rate(bench.passes(gateway, 32, rollouts, Shape(), stream=False, keys=True)[1:]))
+    gain = statistics.median(rates[2]) / statistics.median(rates[1])
+    print(f"second worker: {gain:.2f} times the calls/s of one ({os.cpu_count()} cores serve engine, load and gateway)")
+    return {"two_worker_gain": round(gain, 3)}
+
+
+def many_sessions(bench: Bench, sessions: int) -> dict[str, float]:
+    """So many rollouts at once, each waiting ten seconds for its engine; /healthz is asked all the while."""
+    shape = Shape(calls=1)
+    with bench.engine(first=10.0, group=50) as engine, bench.gateway(engine, sessions) as gateway:
+        before = gateway.resident()
+        probe = subprocess.Popen(
+            [sys.executable, "-m", "gateway_parts.health", str(gateway.port)],
+            cwd=HERE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        result = bench.passes(gateway, sessions, sessions, shape, stream=False, keys=True)[0]
+        times = sorted(json.loads(probe.communicate()[0]))
+        grown = gateway.resident() - before
+    p99 = times[min(len(times) - 1, int(0.99 * len(times)))]
+    print(
+        f"{sessions} sessions with a 10 s engine: {result.answered} answered, {result.failed} lost, in {result.seconds:.0f} s; "
+        f"health p50 {statistics.median(times):.1f} ms, p99 {p99:.1f} ms, max {times[-1]:.0f} ms; "
+        f"{grown / sessions / 1024:.0f} KiB resident per session",
+        flush=True,
+    )
+    return {"sessions_held": result.answered, "sessions_lost": result.failed, "health_p99_ms": round(p99, 2)}
+
+
+def first_token(bench: Bench, scale: float) -> dict[str, float]:
+    """Milliseconds that the gateway adds to the time to the first token, at 32 connections and 10 ms per token."""
+    rollouts = max(32, round(32 * scale))
+    with bench.engine(first=0.05, token=0.01, group=1) as engine:
+        plain = bench.passes(engine, 32, rollouts, Shape(calls=4), stream=True, keys=False)
+        with bench.gateway(engine, rollouts) as gateway:
+            ours = bench.passes(gateway, 32, rollouts, Shape(calls=4), stream=True, keys=True)
+    medians = [statistics.median(ms for result in results[1:] for ms in result.first_ms) for results in (plain, ours)]
+    print(f"first token at 32 connections: direct p50 {medians[0]:.1f} ms, gateway p50 {medians[1]:.1f} ms", flush=True)
+    return {"added_ttft_p50_ms": round(medians[1] - medians[0], 2)}
+
+
+def long_rollout(bench: Bench, rollouts: int = 4) -> dict[str, float]:
+    """Bytes stored and resident for 60-turn rollouts that grow from 4k to 52k tokens."""
+    shape = Shape(first=4000, output=600, calls=60)
+    with bench.engine() as engine, bench.gateway(engine, rollouts) as gateway:
+        bench.passes(gateway, rollouts, rollouts, Shape(calls=1), stream=False, keys=True)  # what the first call loads
+        before = gateway.resident()
+        directory = bench.run_directory / "store"
+        empty = _bytes(directory)
+        rate(bench.passes(gateway, rollouts, rollouts, shape, stream=False, keys=True))
+        grown = gateway.resident() - before
+        gateway.stop()
+        stored = (_bytes(directory) - empty) / rollouts
+    per_call = max(0, grown) / rollouts / shape.calls
+    print(f"60 turns, 4k to 52k tokens: {stored / 1e6:.2f} MB stored, {per_call / 1e3:.1f} kB resident per call", flush=True)
+    return {"rollout60_stored_bytes": round(stored), "resident_bytes_per_call": round(per_call)}
+
+
+def _bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file() and not path.name.endswith("-shm"))
+
+
+def building() -> dict[str, float]:
+    """Seconds to build the samples of a large trace, and how they grow."""
+    from trace_building import measure
+
+    result = measure()
+    print(
+        f"samples of 1,000 calls, 1M tokens, 20 sub-agents: {result.build_1m_tokens_s:.3f} s; "
+        f"2x {result.build_growth_2x:.2f}, 4x {result.build_growth_4x:.2f} times that",
+        flush=True,
+    )
+    return {"build_1m_tokens_s": round(result.build_1m_tokens_s, 3), "build_growth_4x": round(result.build_growth_4x, 2)}
+
+
+def main() -> None:
+    """Measure everything and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per figure; medians are printed")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the usual number of rollouts")
+    parser.add_argument("--sessions", type=int, default=5000, help="sessions held at once")
+    parser.add_argument("--only", default="", help="comma-separated: throughput,workers,sessions,first,storage,building")
+    arguments = parser.parse_args()
+    wanted = set(filter(None, arguments.only.split(",")))
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", flush=True
+    )
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="whippletree-bench-") as directory:
+        bench = Bench(Path(directory))
+        parts = {
+            "throughput": lambda: throughput(bench, arguments.rounds, arguments.scale),
+            "workers": lambda: second_worker(bench, arguments.rounds, arguments.scale),
+            "sessions": lambda: many_sessions(bench, arguments.sessions),
+            "first": lambda: first_token(bench, arguments.scale),
+            "storage": lambda: long_rollout(bench),
+            "building": building,
+        }
+        for name, part in parts.items():
+            if not wanted or name in wanted:
+                found |= part()
+    print(json.dumps({"bench": "gateway", **{key: found[key] for key in KEYS if key in found}}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The processes of bench/gateway.py: fake engine, bare relay, gateway, load."""
