@@ -55,6 +55,7 @@ def test_the_commands_that_the_docs_name_are_there():
         ("train",), ("eval",), ("gateway",), ("engine",), ("controller",), ("learner",), ("version",), ("report",),
         ("tasks", "make"), ("tasks", "check"), ("tasks", "show"), ("harness", "list"), ("harness", "show"),
         ("config", "show"), ("config", "check"), ("rollouts", "list"), ("rollouts", "show"),
+        ("rollouts", "export"), ("rollouts", "reconcile"),
     }  # fmt: skip
 
 
@@ -211,6 +212,21 @@ def test_a_rollout_is_shown(capsys: pytest.CaptureFixture[str], recorded: Layout
     text = told(capsys, "rollouts", "show", recorded.directory, "eval00002-trail-trail-001-00")
     assert "start at amber and submit the code" in text
     assert "verifier: reward" in text
+
+
+def test_a_rollout_is_exported_and_agrees_with_its_own_export(
+    capsys: pytest.CaptureFixture[str], recorded: Layout, tmp_path: Path
+):
+    rollout = "eval00002-trail-trail-001-00"
+    text = told(capsys, "rollouts", "export", recorded.directory, rollout)
+    trajectory = tmp_path / "trajectory.json"
+    trajectory.write_text(text, encoding="utf-8")
+    compared = told(capsys, "rollouts", "reconcile", recorded.directory, rollout, trajectory)
+    assert compared == "3 turns of the harness, 3 captured calls, 3 pairs\n"
+    trajectory.write_text(text.replace('"completion_token_ids":[20,', '"completion_token_ids":[21,'), encoding="utf-8")
+    compared = told(capsys, "rollouts", "reconcile", recorded.directory, rollout, trajectory, status=1)
+    assert compared.count("FATAL sampled_ids: step") == 3
+    assert "completion_token_ids" not in told(capsys, "rollouts", "export", recorded.directory, rollout, "--no-tokens")
 
 
 def test_a_report_is_written(capsys: pytest.CaptureFixture[str], recorded: Layout):

@@ -11,6 +11,7 @@ import pytest
 
 from whippletree.learner.model import load_model, score
 from whippletree.learner.smollm2 import CONFIG, HEADS, KEY_VALUE_HEADS, convert, undo_rotary_order
+from whippletree.protocols import Recorded
 from whippletree.rendering import load_renderer
 from whippletree.types import Message
 
@@ -68,12 +69,17 @@ def test_the_chat_template_renders_chatml(smollm2: Path):
 def test_a_sampled_turn_is_extended_and_not_rendered_again(smollm2: Path):
     renderer = load_renderer(smollm2)
     messages = [Message(role="system", content="Use the shell."), Message(role="user", content="read amber")]
-    recorded = [*renderer.render(messages, []), *renderer.codec.encode("cat amber<|im_end|>")]
+    prompt, sampled = renderer.render(messages, []), renderer.codec.encode("cat amber<|im_end|>")
+    recorded = Recorded(
+        prompt=np.asarray(prompt, dtype=np.int32),
+        sampled=np.asarray(sampled, dtype=np.int32),
+        text=renderer.to_bytes(prompt + sampled),
+        messages=3,
+    )
     messages += [Message(role="assistant", content="cat amber"), Message(role="user", content='{"code": "17"}')]
-    longer = renderer.bridge(recorded, messages, [])
-    assert longer is not None
-    assert longer[: len(recorded)] == recorded
-    assert longer == renderer.render(messages, [])
+    rest = renderer.bridge(recorded, messages, [])
+    assert rest is not None
+    assert [*prompt, *sampled, *rest] == renderer.render(messages, [])
 
 
 def test_a_second_conversion_leaves_the_directory_alone(smollm2: Path):

@@ -7,11 +7,15 @@ import random
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
+from whippletree.gateway.dialects import Target
 from whippletree.gateway.dialects.chat import ChatDialect
 from whippletree.learner.tiny import TinyConfig, build_tiny
 from whippletree.learner.warmup import BASH, Examples, WarmupConfig, transcript, warm_up
+from whippletree.protocols import Recorded
+from whippletree.rendering import ChatRenderer
 from whippletree.rendering.renderer import load_renderer
 from whippletree.tasks.demonstrator import run_command, sloppy_turns
 from whippletree.tasks.trail import Trail, TrailStream
@@ -32,21 +36,33 @@ def examples(directory: Path, config: WarmupConfig | None = None, seed: int = 1)
     return Examples(directory, FAMILY, CONFIG.system, config or WarmupConfig(), seed)
 
 
+def record(renderer: ChatRenderer, prompt: list[int], sampled: list[int], messages: int) -> Recorded:
+    """A call as the gateway hands it to the bridge."""
+    return Recorded(
+        prompt=np.asarray(prompt, dtype=np.int32),
+        sampled=np.asarray(sampled, dtype=np.int32),
+        text=renderer.to_bytes(prompt + sampled),
+        messages=messages,
+    )
+
+
 def check_against_gateway(directory: Path, messages: list[Message], said: list[str]) -> None:
     """`said`: the text of each assistant turn. Plays the gateway's part: render, sample, bridge; compares with the warm-up."""
     renderer, example = load_renderer(directory), examples(directory).encode(messages, [BASH])
-    recorded: list[int] = []
+    recorded: Recorded | None = None
     trained: list[int] = []
     turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
     for index, text in zip(turns, said, strict=True):
         prompt = renderer.render(messages[:index], [BASH])
-        if recorded:
-            assert renderer.bridge(recorded, messages[:index], [BASH]) == prompt
+        if recorded is not None:
+            rest = renderer.bridge(recorded, messages[:index], [BASH])
+            assert rest is not None
+            assert [*recorded.prompt.tolist(), *recorded.sampled.tolist(), *rest] == prompt
         assert example.ids[: len(prompt)] == prompt
         sampled = renderer.codec.encode(text + "<|im_end|>")
         trained += range(len(prompt), len(prompt) + len(sampled))
-        recorded = prompt + sampled
-        assert example.ids[: len(recorded)] == recorded
+        recorded = record(renderer, prompt, sampled, index + 1)
+        assert example.ids[: len(prompt + sampled)] == prompt + sampled
     assert [place for place, flag in enumerate(example.trained) if flag] == trained
 
 
@@ -117,7 +133,7 @@ def test_ids_are_those_of_mini_swe_agents_own_messages(fresh, tmp_path):
     )
     assert agent.run(trail.instruction)["exit_status"] == "Submitted"
     body = {"model": "policy", "messages": sent[-1], "tools": [formatting.BASH_TOOL]}
-    request = ChatDialect().parse(json.dumps(body).encode())
+    request = ChatDialect().parse(json.dumps(body).encode(), Target())
     assert [tool.name for tool in request.tools] == [BASH.name]
     messages = [
         *request.messages,
@@ -218,9 +234,9 @@ def play(model, renderer, trails: list[Trail]) -> tuple[float, float]:
                 Message(role="assistant", tool_calls=(call,)),
                 Message(role="tool", content=output, tool_call_id=call.id),
             ]
-            bridged = renderer.bridge(prompt + sampled, messages, [BASH])
-            assert bridged is not None
-            prompt = bridged
+            rest = renderer.bridge(record(renderer, prompt, sampled, len(messages) - 1), messages, [BASH])
+            assert rest is not None
+            prompt = [*prompt, *sampled, *rest]
     return wins / len(trails), broken / len(trails)
 
 

@@ -12,6 +12,7 @@ from whippletree.errors import AlignmentError
 from whippletree.learner.config import LearnerConfig
 from whippletree.loop.batch import Batch, advantages_of, build_batch
 from whippletree.store import SqliteStore, open_store
+from whippletree.traces import TracesConfig
 from whippletree.types import CauseClass, Rollout, RolloutSpec
 
 CONFIG = LearnerConfig(token_budget=40)
@@ -112,6 +113,28 @@ def test_staleness_and_prefix_breaks_are_counted_over_calls_with_a_reward(store:
     metrics = build_batch(store, rollouts, CONFIG, policy_version=5).metrics()
     assert metrics["prefix_breaks"] == {"compaction": 1, "template": 1}
     assert (metrics["staleness_mean"], metrics["staleness_max"]) == ((2 + 0 + 5 + 5) / 4, 5)
+
+
+def test_a_rollout_without_a_trained_token_and_a_low_share_are_alarms(store: SqliteStore):
+    silent = [Turn((1, 2, 3), (), prefix_break="first")]
+    rollouts = finished(store, {"g0-a": (silent, 1.0), "g0-b": (TWO_CALLS, 0.0), "g0-c": ([], 0.0)})
+    batch = build_batch(store, rollouts, CONFIG, policy_version=0)
+    assert batch.metrics()["trained_share"] == 1.0
+    assert [text.partition(":")[0] for text in batch.alarms] == ["g0-a"]
+    assert "nothing sampled (1)" in batch.alarms[0]
+    several = finished(store, {f"g{n}-a": (silent, 1.0) for n in range(1, 6)})
+    alarms = build_batch(store, several, CONFIG, policy_version=0).alarms
+    assert [text.partition(":")[0] for text in alarms] == [
+        "batch",
+        "g1-a",
+        "g2-a",
+        "g3-a",
+        "and 2 rollouts more without one trained token",
+    ]
+    nobody = TracesConfig(train_roles=("side",), least_trained_share=0.9)
+    (whole, _) = build_batch(store, rollouts[1:], CONFIG, policy_version=0, traces=nobody).alarms
+    assert whole.startswith("batch: 2 calls and not one trained token")
+    assert "role main is not trained (2)" in whole
 
 
 def test_only_the_last_attempts_calls_are_trained(store: SqliteStore):

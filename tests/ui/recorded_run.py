@@ -11,7 +11,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from whippletree.configuration import dump
-from whippletree.gateway.dialects import ReplyHead, Trim
+from whippletree.gateway.deltas import pack
+from whippletree.gateway.dialects import Target
 from whippletree.gateway.dialects.chat import ChatDialect
 from whippletree.gateway.keys import load_secret
 from whippletree.loop.config import LoopSection, RunConfig, SourceSection
@@ -79,8 +80,12 @@ def write_call(store: SqliteStore, attempt: Attempt, story: Story, index: int, v
         call = {"id": f"call_{number}", "type": "function", "function": function}
         messages.append({"role": "assistant", "content": story.text or None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": story.outputs[number]})
-    before = len(messages) - 2
-    base = Trim(base=f"c-{rollout}-{attempt.attempt}-{index - 1}", messages=before, tools=True) if index else Trim()
+    body = msgspec.json.encode({"model": "policy", "messages": messages, "tools": TOOLS})
+    base, skeleton = "", None
+    if index:
+        base = f"c-{rollout}-{attempt.attempt}-{index - 1}"
+        earlier = msgspec.json.encode({"model": "policy", "messages": messages[:-2], "tools": TOOLS})
+        _, skeleton = pack(earlier, None, "")
     times = (
         story.times[index]
         if story.times
@@ -97,7 +102,9 @@ def write_call(store: SqliteStore, attempt: Attempt, story: Story, index: int, v
         finish_reason="tool_calls",
         times=times,
         sampling=Sampling(),
-        parent_call_id=base.base,
+        parent_call_id=base,
+        base_call_id=base,
+        messages=len(messages),
         prefix_break="" if index else "first",
         versions=(VersionSpan(start=0, policy_version=version),),
         cached_tokens=12 * index,
@@ -108,13 +115,14 @@ def write_call(store: SqliteStore, attempt: Attempt, story: Story, index: int, v
         tool_calls=(ToolCall(id=f"call_{index}", name="bash", arguments=arguments),),
         finish_reason="tool_calls",
     )
-    body = msgspec.json.encode({"model": "policy", "messages": messages, "tools": TOOLS})
+    known = len(messages) - 1 if index else 0  # the base's messages and its reply
     payload = CallPayload(
         prompt_delta=np.arange(12 if index == 0 else 8, dtype=np.int32),
         sampled_ids=np.arange(20, 26, dtype=np.int32),
         logprobs=np.linspace(-1.5, -0.01, 6, dtype=np.float32),
-        request_json=DIALECT.trim(body, base),
-        reply_json=DIALECT.reply(ReplyHead(call_id=call.call_id, model="policy", created=int(now)), call, said),
+        request_json=pack(body, skeleton, base)[0],
+        messages_json=msgspec.json.encode(DIALECT.parse(body, Target()).messages[known:]),
+        reply_json=msgspec.json.encode(said),
     )
     return store.record_call(call, payload).result()
 

@@ -56,7 +56,7 @@ def test_types_and_defaults_are_told():
     assert "| `concurrency` | integer ≥ 1 | `16` |" in text
     assert "| `path` | string | required |" in text
     assert "| `depths` | list of integer |" in text
-    assert "`kind` is one of `embedded`, `vllm`, `scripted`. Default: `embedded`." in text
+    assert "`kind` is one of `embedded`, `vllm`, `sglang`, `hosted`, `scripted`. Default: `embedded`." in text
 
 
 def test_the_page_in_docs_is_current():

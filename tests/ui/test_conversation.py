@@ -64,10 +64,12 @@ def test_a_payload_that_was_released_leaves_a_note_and_hides_nothing_else(tmp_pa
         assert [turn.role for turn in found[2:]] == ["system", "user", "assistant", "tool", "assistant"]
 
 
-def test_a_dialect_that_is_not_known_here_leaves_a_note(tmp_path: Path):
+def test_a_call_whose_record_cannot_be_read_leaves_a_note(tmp_path: Path):
     with open_store(tmp_path / "store") as store:
         play(store, [train_spec("a")], [story(1, solved=False)], version=0)
-        call = msgspec.structs.replace(store.calls("a", 1)[0], dialect="smoke signals")
+        (call, *_) = store.calls("a", 1)
+        read = store.payload
+        store.payload = lambda call: msgspec.structs.replace(read(call), messages_json=b"[{")
         assert [turn.role for turn in conversation(store, [call])] == ["note"]
 
 

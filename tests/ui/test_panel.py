@@ -136,6 +136,11 @@ def test_an_update_whose_weight_check_never_came_is_printed_at_the_end(tmp_path:
     assert "weight check –" in screen.lines[0]
 
 
+def test_warnings_of_an_update_are_below_its_line():
+    text = step_text(step(0, 1.0, alarms=("batch: only 5% trained", "g0: \x1b[2J")), 10)
+    assert text.splitlines()[1:] == ["  warning: batch: only 5% trained", r"  warning: g0: \x1b[2J"]
+
+
 def test_a_line_says_what_is_missing_and_what_failed():
     line = step_text(step(0, 1.0, reward_mean=None, turns_mean=None, failed=3, logprob_max_abs_diff=None, replayed=True), 4)
     assert "reward –" in line

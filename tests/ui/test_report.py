@@ -109,6 +109,17 @@ def test_a_run_that_has_only_begun_gives_page_and_picture(tmp_path: Path):
     assert page.tags.count("table") == 0
 
 
+def test_warnings_of_updates_are_on_the_page(tmp_path: Path):
+    _, layout = new_run(tmp_path / "poor")
+    told = f"batch: only 5% of 100 sampled tokens are trained {EVIL}"
+    Log(layout.directory).append("metrics", step_metrics(0, 4, random.Random(0), trained_share=0.05, alarms=(told,)))
+    page = Page(render(read_run(layout.directory)))
+    assert "Warnings" in page.text
+    assert "update 0: batch: only 5% of 100 sampled tokens are trained" in page.text
+    assert "0.05" in page.text
+    assert "script" not in page.tags
+
+
 def test_an_interrupted_run_gives_what_is_on_record(tmp_path: Path):
     layout = record(tmp_path / "cut", steps=2, tasks=1, complete=False)
     page = Page(render(read_run(layout.directory)))

@@ -43,8 +43,18 @@ def test_a_rollout_is_shown_with_phases_messages_and_calls(layout: Layout):
     assert text.count("start at amber and submit the code") == 1
     assert 'assistant  bash {"command":"submit 17"}  [call 2, policy version 3]' in text
     rows = [line.split() for line in text.splitlines() if line[:1].isdigit()]
-    assert rows[0] == ["0", "12", "0", "6", "tool_calls", "3", "first", "yes", "0.20"]
+    assert rows[0] == ["0", "12", "0", "6", "tool_calls", "3", "first", "yes", "0.20", "main", "yes"]
     assert [row[6] for row in rows[1:]] == ["extends", "extends"]
+    assert "trained: 18 of 18 sampled tokens in 1 samples" in text
+
+
+def test_calls_that_are_not_trained_say_why(layout: Layout):
+    configure(layout, ('train_roles = ["main", "subagent", "compaction"]', 'train_roles = ["subagent"]'))
+    with open_store(layout.store) as store:
+        play(store, [train_spec("a")], [story(1, solved=True)], version=3)
+        text = shown(store, layout, "a")
+    assert text.count("role main is not trained") == 3
+    assert "2 calls and not one trained token" in text
 
 
 def test_a_failed_rollout_says_whose_fault_and_what_to_do(layout: Layout):
@@ -76,6 +86,8 @@ def test_a_rollout_whose_payloads_were_released_keeps_its_record(layout: Layout)
         text = shown(store, layout, "a")
     assert "call 0 cannot be shown" in text
     assert "tool_calls" in text
+    rows = [line.split() for line in text.splitlines() if line[:1].isdigit()]
+    assert [row[-2:] for row in rows] == [["main", "unknown"]] * 2
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -17,6 +17,8 @@ from whippletree.loop.layout import Layout
 from whippletree.protocols import Sandbox, SandboxSpec, Store
 from whippletree.store import open_store
 from whippletree.tasks.config import TrailFamily
+from whippletree.traces import Trace
+from whippletree.types import Rollout
 
 NO_GATEWAY = ("127.0.0.1", 9)  # sandboxes of a task check are made without a network, so this is never used
 
@@ -174,6 +176,16 @@ def _add_rollouts(commands: Any) -> None:
     show.add_argument("rollout_id")
     show.add_argument("--tokens", action="store_true", help="every token with its logprob and policy version")
     show.set_defaults(run=_rollouts_show)
+    export = rollouts.add_parser("export", help="one rollout as an ATIF document, on standard output")
+    export.add_argument("run_dir", type=Path)
+    export.add_argument("rollout_id")
+    export.add_argument("--no-tokens", action="store_true", help="leave out token ids and logprobs")
+    export.set_defaults(run=_rollouts_export)
+    compare = rollouts.add_parser("reconcile", help="compare with the harness's own trajectory; exit 1 where they disagree")
+    compare.add_argument("run_dir", type=Path)
+    compare.add_argument("rollout_id")
+    compare.add_argument("trajectory", type=Path, help="an ATIF document")
+    compare.set_defaults(run=_rollouts_reconcile)
 
 
 def _open(run_dir: Path) -> Store:
@@ -205,6 +217,41 @@ def _rollouts_show(arguments: argparse.Namespace) -> int:
     finally:
         store.close()
     return 0
+
+
+def _read_trace(arguments: argparse.Namespace) -> tuple[Rollout, Trace]:
+    from whippletree.traces import load_trace
+    from whippletree.ui.rollout import traces_config
+
+    store = _open(arguments.run_dir)
+    try:
+        rollout = store.rollout(arguments.rollout_id)
+        return rollout, load_trace(store, rollout, traces_config(Layout(arguments.run_dir)))
+    finally:
+        store.close()
+
+
+def _rollouts_export(arguments: argparse.Namespace) -> int:
+    from whippletree.harnesses import NAMES, load_harness
+    from whippletree.traces import export_atif
+
+    rollout, trace = _read_trace(arguments)
+    name = rollout.spec.harness
+    version = load_harness(name).version if name in NAMES else "unknown"
+    print(msgspec.json.encode(export_atif(trace, rollout, version=version, tokens=not arguments.no_tokens)).decode())
+    return 0
+
+
+def _rollouts_reconcile(arguments: argparse.Namespace) -> int:
+    from whippletree.traces import read_account, reconcile
+    from whippletree.ui.conversation import printable
+
+    _, trace = _read_trace(arguments)
+    found = reconcile(trace, read_account(arguments.trajectory))
+    print(f"{found.turns} turns of the harness, {found.calls} captured calls, {len(found.pairs)} pairs")
+    for finding in found.findings:
+        print(f"{finding.level:5} {finding.code}: {printable(finding.message)}")
+    return 1 if found.worst == "FATAL" else 0
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -51,6 +51,7 @@ def _port(url: str) -> int:
 
 
 def _gateway(arguments: argparse.Namespace) -> int:
+    from whippletree.gateway import workers
     from whippletree.gateway.keys import load_secret
     from whippletree.gateway.server import Parts, run
     from whippletree.loop.engine import connect_engine
@@ -60,15 +61,19 @@ def _gateway(arguments: argparse.Namespace) -> int:
     config, layout = _begin(arguments)
     services = layout.read_services()
 
-    def parts() -> Parts:
+    def parts(worker: int = 0) -> Parts:
         return Parts(
-            store=open_store(layout.store, instance="gateway"),
+            store=open_store(layout.store, config=config.store, instance=f"gateway-{worker}"),
             engines=[connect_engine(config.engine, services.engine_url)],
             renderer=load_renderer(Path(services.model_directory), config.rendering),
             secret=load_secret(layout.secret),
+            traces=config.traces,
         )
 
-    gateway = msgspec.structs.replace(config.gateway, port=_port(services.gateway_url))
+    ports = services.gateway_ports
+    gateway = msgspec.structs.replace(config.gateway, port=_port(services.gateway_url), worker_ports=ports)
+    if gateway.workers > 1:
+        return workers.run(gateway, parts, ready_file=layout.ready("gateway"))
     run(gateway, parts, ready_file=layout.ready("gateway"))
     return 0
 
@@ -102,11 +107,13 @@ def _controller(arguments: argparse.Namespace) -> int:
     from whippletree.control.process import ControllerSpec, run
 
     config, layout = _begin(arguments)
+    services = layout.read_services()
     spec = ControllerSpec(
         directory=str(layout.directory),
         store=str(layout.store),
         secret=str(layout.secret),
-        gateway_url=layout.read_services().gateway_url,
+        gateway_url=services.gateway_url,
+        gateway_ports=services.gateway_ports,
         model=config.gateway.model,
         ready_file=str(layout.ready("controller")),
         harnesses=tuple(

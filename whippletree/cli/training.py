@@ -76,7 +76,7 @@ def _run(arguments: argparse.Namespace, more: tuple[str, ...]) -> int:
         if not layout.services_file.is_file():
             _prepare(config, layout, view)
         else:
-            _move(layout)
+            _move(config, layout)
         services = layout.read_services()
         view.isolate(services.isolation)
         _supervise(config, layout, view)
@@ -124,6 +124,7 @@ def _prepare(config: RunConfig, layout: Layout, view: RunView) -> None:
             gateway_url=f"http://127.0.0.1:{free_port()}",
             engine_url=given or f"http://127.0.0.1:{free_port()}",
             engine_is_local=not given,
+            gateway_ports=_worker_ports(config),
             model_directory=str(model),
             isolation=choose(config.sandbox).sentence,
             started=started,
@@ -131,12 +132,20 @@ def _prepare(config: RunConfig, layout: Layout, view: RunView) -> None:
     )
 
 
-def _move(layout: Layout) -> None:
+def _worker_ports(config: RunConfig) -> tuple[int, ...]:
+    """One port of its own for each gateway worker, where there are several."""
+    return tuple(free_port() for _ in range(config.gateway.workers)) if config.gateway.workers > 1 else ()
+
+
+def _move(config: RunConfig, layout: Layout) -> None:
     """A resumed run listens at new addresses: the old ones may be taken."""
     services = layout.read_services()
     engine_url = services.engine_url if not services.engine_is_local else f"http://127.0.0.1:{free_port()}"
     gateway_url = f"http://127.0.0.1:{free_port()}"
-    layout.write_services(msgspec.structs.replace(services, gateway_url=gateway_url, engine_url=engine_url))
+    ports = _worker_ports(config)
+    layout.write_services(
+        msgspec.structs.replace(services, gateway_url=gateway_url, engine_url=engine_url, gateway_ports=ports)
+    )
 
 
 def free_port() -> int:

@@ -4,7 +4,8 @@
         └────► groups ─► advantages (one vote each) ──┼─► weights (Eq. 16) ─► plan ─► rows
 Invariants (tests/loop/test_batch.py):
 - advantages and loss weights are fixed before any row is dropped;
-- a rollout without a reward is in no row; a rollout whose advantage is exactly 0 is in no row but counts in the weights.
+- a rollout without a reward is in no row; a rollout whose advantage is exactly 0 is in no row but counts in the weights;
+- a rollout with calls and no trained token, and a batch that trains too little of what was sampled, is in `alarms`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from whippletree.learner.model import Row
 from whippletree.learner.rows import build_row
 from whippletree.loop.metrics import mean
 from whippletree.protocols import Store
-from whippletree.traces import build_samples, load_trace
+from whippletree.traces import Funnel, Trace, TracesConfig, add_funnels, alarm, build_samples, funnel, load_trace
 from whippletree.types import Call, Rollout, Sample
+
+ALARMS_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Batch:
     fill: float
     staleness: list[int]
     with_reward: int
+    funnel: Funnel
+    alarms: tuple[str, ...]
 
     def metrics(self) -> dict[str, Any]:
         """The part of StepMetrics that the batch knows."""
@@ -58,13 +63,24 @@ class Batch:
             "staleness_max": max(self.staleness, default=0),
             "row_fill": self.fill if self.rows else None,
             "prefix_breaks": dict(breaks),
+            "trained_share": self.funnel.trained_share,
+            "alarms": self.alarms,
         }
 
 
-def collect(store: Store, rollout: Rollout) -> tuple[list[Call], list[Sample]]:
-    """Calls and samples of a rollout's last attempt."""
-    trace = load_trace(store, rollout)
-    return [node.call for node in trace.nodes], build_samples(trace, rollout.spec)
+def collect(store: Store, rollout: Rollout, config: TracesConfig) -> tuple[Trace, list[Sample]]:
+    """Trace and samples of a rollout's last attempt."""
+    trace = load_trace(store, rollout, config)
+    return trace, build_samples(trace, rollout.spec)
+
+
+def alarms_of(funnels: Mapping[str, Funnel], config: TracesConfig) -> tuple[str, ...]:
+    """What is wrong with single rollouts, by id, and with the batch as a whole; at most a few are named."""
+    silent = {name: alarm(counts) for name, counts in funnels.items() if not counts.trained_tokens}
+    named = [f"{name}: {told}" for name, told in silent.items() if told]
+    more = (f"and {len(named) - ALARMS_NAMED} rollouts more without one trained token",) if len(named) > ALARMS_NAMED else ()
+    whole = alarm(add_funnels(funnels.values()), config.least_trained_share)
+    return (*((f"batch: {whole}",) if whole else ()), *named[:ALARMS_NAMED], *more)
 
 
 def advantages_of(rollouts: Sequence[Rollout], *, normalise_std: bool) -> Advantages:
@@ -76,15 +92,24 @@ def advantages_of(rollouts: Sequence[Rollout], *, normalise_std: bool) -> Advant
     return group_advantages(members, std="sample" if normalise_std else "none")
 
 
-def build_batch(store: Store, rollouts: Sequence[Rollout], config: LearnerConfig, *, policy_version: int) -> Batch:
+def build_batch(
+    store: Store,
+    rollouts: Sequence[Rollout],
+    config: LearnerConfig,
+    *,
+    policy_version: int,
+    traces: TracesConfig = TracesConfig(),  # noqa: B008 - immutable
+) -> Batch:
     """Rows of one update. `policy_version` is the learner's, for staleness. Raises StoreError, AlignmentError."""
     advantages = advantages_of(rollouts, normalise_std=config.normalise_std)
     calls: list[Call] = []
     samples: list[Sample] = []
+    funnels: dict[str, Funnel] = {}
     for rollout in rollouts:
         if rollout.spec.rollout_id in advantages.values:
-            found_calls, found_samples = collect(store, rollout)
-            calls += found_calls
+            trace, found_samples = collect(store, rollout, traces)
+            funnels[rollout.spec.rollout_id] = funnel(trace)
+            calls += [node.call for node in trace.nodes]
             samples += found_samples
     counts = [
         SampleTokens(sample_id=sample.sample_id, rollout_id=sample.rollout_id, trained_tokens=int(sample.trained.sum()))
@@ -113,4 +138,6 @@ def build_batch(store: Store, rollouts: Sequence[Rollout], config: LearnerConfig
         fill=plan.fill,
         staleness=[policy_version - call.version_start for call in calls if call.version_start >= 0],
         with_reward=len(advantages.values),
+        funnel=add_funnels(funnels.values()),
+        alarms=alarms_of(funnels, traces),
     )

@@ -13,6 +13,8 @@ from whippletree.loop.models import ModelConfig, TinyModel
 from whippletree.loop.sources import TaskSet
 from whippletree.rendering.config import RenderingConfig
 from whippletree.sandboxes.config import SandboxConfig
+from whippletree.store.config import StoreConfig
+from whippletree.traces.config import TracesConfig
 
 
 class RunSection(Config):
@@ -109,3 +111,7 @@ class RunConfig(Config):
     """Rollouts at once, launch mode, deadlines."""
     sandbox: SandboxConfig = SandboxConfig()
     """The machine of an attempt."""
+    store: StoreConfig = StoreConfig()
+    """The durable record, and how long its payloads are kept."""
+    traces: TracesConfig = TracesConfig()
+    """Which calls are trained."""

@@ -30,6 +30,7 @@ class Services(Struct):
     isolation: str
     started: float
     engine_is_local: bool = True
+    gateway_ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from whippletree.errors import ConfigurationError
 from whippletree.files import write_json
 from whippletree.gateway.client import GatewayControl
@@ -67,7 +69,7 @@ def learn(config: RunConfig, layout: Layout) -> None:
     services = layout.read_services()
     sources, heldout = resolve_sources(config, layout)
     learner = Learner(Path(services.model_directory), config.learner, temperature=config.sampling.temperature)
-    store = open_store(layout.store, instance="learner")
+    store = open_store(layout.store, config=msgspec.structs.replace(config.store, durability="power"), instance="learner")
     fleet = Fleet(
         GatewayControl(services.gateway_url, control_key(load_secret(layout.secret))),
         [connect_engine(config.engine, services.engine_url)],

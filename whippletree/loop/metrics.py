@@ -21,7 +21,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class StepMetrics(Struct):
-    """One update. Seconds are wall time of this process; rates are over rollouts with a reward.
+    """One update. Seconds are wall time of this process; rates are over rollouts with a reward. `trained_share`: trained tokens
+    of those sampled; `alarms`: what is wrong with the batch, in sentences.
 
     Example: StepMetrics(step=0, policy_version=1, reward_mean=0.25, rollouts=64, failed=0, ...)
     """
@@ -52,6 +53,8 @@ class StepMetrics(Struct):
     seconds_publish: float
     prefix_breaks: dict[str, int] = {}
     replayed: bool = False
+    trained_share: float | None = None
+    alarms: tuple[str, ...] = ()
 
 
 class EvalMetrics(Struct):
@@ -141,7 +144,8 @@ class Log:
         import pyarrow.parquet
 
         rows = [
-            msgspec.to_builtins(line) | {"prefix_breaks": msgspec.json.encode(line.prefix_breaks).decode()}
+            msgspec.to_builtins(line)
+            | {"prefix_breaks": msgspec.json.encode(line.prefix_breaks).decode(), "alarms": "\n".join(line.alarms)}
             for line in self.steps()
         ]
         path = self.directory / "metrics.parquet"

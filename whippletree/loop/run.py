@@ -36,6 +36,7 @@ from whippletree.loop.groups import Progress, SourceTasks, make_group, progress
 from whippletree.loop.metrics import Log, StepMetrics, finite
 from whippletree.loop.watch import Watch
 from whippletree.protocols import Store
+from whippletree.store.retention import releasable
 from whippletree.types import Rollout, Sampling, StepRecord
 
 KNOWN_PROMPT_TOKENS = 48
@@ -157,6 +158,7 @@ class Run:
             [self.watch.rollouts[rollout_id] for rollout_id in record.rollout_ids],
             self.config.learner,
             policy_version=self.learner.policy_version,
+            traces=self.config.traces,
         )
         if not replayed:  # a resumed run goes on without them
             self._refuse_broken(record.step, batch)
@@ -198,6 +200,9 @@ class Run:
             if number < self.step and not record.committed:
                 self.store.commit_step(number, name).result()
                 self.records[number] = msgspec.structs.replace(record, committed=True, checkpoint=name)
+        if self.config.store.retain != "all":
+            committed = max((number for number, record in self.records.items() if record.committed), default=-1)
+            self.store.release(releasable(self.store.rollouts(), committed, self.config.store))
 
     def _refuse_broken(self, step: int, batch: Batch) -> None:
         share = batch.failed / max(1, batch.rollouts)

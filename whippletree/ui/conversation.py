@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whippletree.errors import RequestError, StoreError
-from whippletree.gateway.dialects import Dialect
-from whippletree.gateway.dialects.chat import ChatDialect
+import msgspec
+
+from whippletree.errors import StoreError
 from whippletree.protocols import Store
 from whippletree.types import Call, CallPayload, Message, ParsedMessage
-
-DIALECTS: dict[str, Dialect] = {ChatDialect.name: ChatDialect()}
 
 
 @dataclass(frozen=True)
@@ -43,23 +41,22 @@ def conversation(store: Store, calls: Sequence[Call]) -> list[Turn]:
     for call in calls:
         try:
             turns += _turns(call, store.payload(call))
-        except (StoreError, RequestError) as error:
+        except (StoreError, msgspec.DecodeError) as error:
             turns.append(Turn("note", printable(f"call {call.index} cannot be shown: {error}")))
     return turns
 
 
 def _turns(call: Call, payload: CallPayload) -> list[Turn]:
-    dialect = DIALECTS.get(call.dialect)
-    if dialect is None:
-        return [Turn("note", printable(f"call {call.index} is in the dialect {call.dialect!r}, which cannot be shown"))]
-    messages = dialect.parse(payload.request_json).messages
+    messages = msgspec.json.decode(payload.messages_json, type=tuple[Message, ...])
     note: list[Turn] = []
-    if dialect.trimmed(payload.request_json).base:
-        messages = messages[1:]  # the first one is the harness's echo of the base call's reply
-    elif call.index:
+    if not call.base_call_id and call.index:
         cause = call.prefix_break.replace("_", " ") or "no earlier call has its messages"
         note = [Turn("note", f"call {call.index} starts anew: {cause}")]
-    return [*note, *(_sent(message) for message in messages), _said(call, dialect.read_reply(payload.reply_json))]
+    return [
+        *note,
+        *(_sent(message) for message in messages),
+        _said(call, msgspec.json.decode(payload.reply_json, type=ParsedMessage)),
+    ]
 
 
 def _sent(message: Message) -> Turn:

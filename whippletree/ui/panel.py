@@ -163,6 +163,8 @@ class RunView:
         table.add_row("rollouts", Text(printable(counts) or "none yet"), "")
         if steps:
             table.add_row("agreement", Text(agreement(steps[-1])), "")
+            for told in steps[-1].alarms:
+                table.add_row("warning", Text(printable(told), style="bold red"), "")
         title = Text(f" whippletree · {printable(self.directory.name)} ", style="bold")
         return Panel(table, title=title, title_align="left", border_style="blue", width=width, padding=(0, 1))
 
@@ -195,10 +197,12 @@ def step_text(step: StepMetrics, total: int) -> str:
     reward = f"{step.reward_mean:.3f}" if step.reward_mean is not None else "–"
     turns = f"{step.turns_mean:.2f}" if step.turns_mean is not None else "–"
     failed = f" failed {step.failed}" if step.failed else ""
+    alarms = "".join(f"\n  warning: {printable(text)}" for text in step.alarms)
     return (
         f"update {step.step + 1}/{total} reward {reward} calls/rollout {turns} tokens {step.tokens_trained}{failed} "
         f"staleness {step.staleness_mean:.2f} grad {step.grad_norm:.2f} | {agreement(step)} | "
         f"collect {step.seconds_collect:.1f} s update {step.seconds_update:.1f} s{' replayed' if step.replayed else ''}"
+        f"{alarms}"
     )
 
 

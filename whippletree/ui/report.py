@@ -30,6 +30,7 @@ COLUMNS = {
     "turns_mean": "calls / rollout",
     "tokens_trained": "tokens",
     "samples": "samples",
+    "trained_share": "trained share",
     "failed": "failed",
     "groups_without_signal": "no signal",
     "staleness_mean": "staleness",
@@ -77,6 +78,7 @@ def render(run: RunData) -> str:
         columns=list(COLUMNS.values()),
         rows=[[cell(getattr(step, key), key) for key in COLUMNS] for step in run.steps],
         evals=[(line.step, cell(line.success), line.valid, line.failed, cell(line.turns_mean)) for line in run.evals],
+        alarms=[(step.step, printable(told)) for step in run.steps for told in step.alarms],
         config=printable(run.config_text),
     )
 

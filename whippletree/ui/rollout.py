@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whippletree.errors import StoreError
+from whippletree.errors import AlignmentError, StoreError
 from whippletree.loop.layout import Layout
 from whippletree.protocols import Renderer, Store
+from whippletree.traces import TracesConfig, alarm, assign_roles, funnel, load_trace
 from whippletree.types import Attempt, Call, Rollout
 from whippletree.ui.conversation import conversation, printable
 
@@ -53,7 +54,7 @@ def print_rollout(store: Store, layout: Layout, rollout_id: str, *, tokens: bool
     calls = store.calls(rollout_id, rollout.attempt) if rollout.attempt else []
     if calls:
         _messages(store, rollout, calls, console)
-        _calls(calls, console)
+        _calls(store, layout, rollout, calls, console)
     if tokens:
         _tokens(store, layout, calls, console)
 
@@ -75,6 +76,8 @@ def _attempt(attempt: Attempt, console: Console) -> None:
     phases = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in attempt.phases)
     end = attempt.cause.cause if attempt.cause else attempt.exit_status or "unfinished"
     console.print(Text(printable(f"attempt {attempt.attempt}: {end}" + (f"; {phases}" if phases else ""))))
+    if attempt.result is not None and attempt.result.tampering:
+        console.print(Text(printable(f"  tampering: {'; '.join(attempt.result.tampering)}"), style="red"))
     if attempt.result is not None and attempt.result.output:
         console.print(Text(f"  verifier: {printable(attempt.result.output.strip())}", style="dim"))
 
@@ -92,7 +95,28 @@ def _messages(store: Store, rollout: Rollout, calls: Sequence[Call], console: Co
     console.print(table)
 
 
-def _calls(calls: Sequence[Call], console: Console) -> None:
+def traces_config(layout: Layout) -> TracesConfig:
+    """A run's [traces] settings; the defaults where it has no configuration. Raises ConfigurationError."""
+    from whippletree.configuration import load
+    from whippletree.loop.config import RunConfig
+
+    return load(RunConfig, layout.config).traces if layout.config.is_file() else TracesConfig()
+
+
+def _judged(store: Store, layout: Layout, rollout: Rollout, calls: Sequence[Call]) -> tuple[dict[str, tuple[str, str]], str]:
+    """Role and fate of each call, and what the trace as a whole has to say; roles alone where payloads are gone."""
+    try:
+        trace = load_trace(store, rollout, traces_config(layout))
+    except (StoreError, AlignmentError) as error:
+        parts = assign_roles(calls, {call.call_id: call.parent_call_id for call in calls})
+        return {name: (part.role, "unknown") for name, part in parts.items()}, str(error)
+    counts = funnel(trace)
+    share = f"{counts.trained_tokens} of {counts.sampled_tokens} sampled tokens in {counts.samples} samples"
+    return {node.call_id: (node.role, node.excluded or "yes") for node in trace.nodes}, alarm(counts) or f"trained: {share}"
+
+
+def _calls(store: Store, layout: Layout, rollout: Rollout, calls: Sequence[Call], console: Console) -> None:
+    judged, summary = _judged(store, layout, rollout, calls)
     rows = [
         (
             str(call.index),
@@ -104,12 +128,14 @@ def _calls(calls: Sequence[Call], console: Console) -> None:
             call.prefix_break or "extends",
             "yes" if call.delivered else "no",
             f"{call.times.finished - call.times.received:.2f}" if call.times.finished else "–",
+            *judged[call.call_id],
         )
         for call in calls
     ]
-    names = ("#", "prompt", "cached", "sampled", "finish", "version", "prefix", "delivered", "seconds")
+    names = ("#", "prompt", "cached", "sampled", "finish", "version", "prefix", "delivered", "seconds", "role", "trained")
     console.print(Text("\ncalls", style="bold"))
     console.print(_table(names, rows))
+    console.print(Text(printable(summary), style="dim"))
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[str]], *, whole: int = 0) -> Table:
