@@ -25,10 +25,13 @@ class Request(msgspec.Struct, kw_only=True):
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """`connections[c][p]`: what connection c sends in pass p, in order. `content`: what the first content has in it."""
+    """`connections[c][p]`: what connection c sends in pass p, in order. `content`: what the first content has in it. `spread`:
+    in each pass the connections start one after another, evenly over so many seconds; 0.0: all at once.
+    """
 
     connections: list[list[list[Request]]]
     content: bytes = b""
+    spread: float = 0.0
     limit: float = 300.0
 
 
@@ -103,7 +106,8 @@ class Client:
         self._passes = passes
         self._wires: dict[int, Wire] = {}
 
-    async def run(self, number: int, result: PassResult) -> None:
+    async def run(self, number: int, result: PassResult, pause: float) -> None:
+        await asyncio.sleep(pause)
         for request in self._passes[number]:
             wire = self._wires.get(request.port)
             if wire is None or wire.transport is None:
@@ -129,7 +133,10 @@ async def run(plan: Plan) -> list[PassResult]:
     for number in range(len(plan.connections[0])):
         result = PassResult(seconds=0.0, answered=0, failed=0, first_ms=[])
         started = time.perf_counter()
-        outcomes = await asyncio.gather(*(client.run(number, result) for client in clients), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(client.run(number, result, plan.spread * place / len(clients)) for place, client in enumerate(clients)),
+            return_exceptions=True,
+        )
         result.seconds = time.perf_counter() - started
         result.failed += sum(isinstance(outcome, BaseException) for outcome in outcomes)
         results.append(result)

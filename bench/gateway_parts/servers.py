@@ -23,7 +23,8 @@ from aiohttp import web
 
 
 class EngineSpec(msgspec.Struct, kw_only=True):
-    """Pace of the fake engine: seconds to the first token and per token after it; tokens per network write."""
+    """Pace of the fake engine: seconds to the first token and per token after it. `group`: tokens per event and network write,
+    what vLLM and SGLang call the stream interval."""
 
     port_file: str
     ids: list[int]
@@ -37,19 +38,19 @@ def events(spec: EngineSpec) -> list[bytes]:
     """The stream, one piece per network write."""
     total = len(spec.ids)
     lines = []
-    for place, token in enumerate(spec.ids):
-        reason = "stop" if place == total - 1 else None
+    for start in range(0, total, spec.group):
+        ids = spec.ids[start : start + spec.group]
         choice = {
             "index": 0,
-            "text": "x",
-            "token_ids": [token],
-            "logprobs": {"token_logprobs": [-0.25 - place / 1000]},
-            "finish_reason": reason,
+            "text": "x" * len(ids),
+            "token_ids": ids,
+            "logprobs": {"token_logprobs": [-0.25 - (start + place) / 1000 for place in range(len(ids))]},
+            "finish_reason": "stop" if start + len(ids) == total else None,
         }
         lines.append(b"data: " + json.dumps({"id": "cmpl-1", "choices": [choice]}).encode() + b"\n\n")
     usage = {"prompt_tokens": 4096, "completion_tokens": total, "prompt_tokens_details": {"cached_tokens": 4000}}
     lines[-1] += b"data: " + json.dumps({"id": "cmpl-1", "choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n"
-    return [b"".join(lines[place : place + spec.group]) for place in range(0, total, spec.group)]
+    return lines
 
 
 def _chat_logprob(place: int) -> dict[str, Any]:
@@ -61,19 +62,20 @@ def chat_events(spec: EngineSpec) -> list[bytes]:
     head = {"id": "chatcmpl-88ad4ed126548ee7", "object": "chat.completion.chunk", "created": 1795976440, "model": "policy"}
     first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     lines = [{**head, "choices": [first], "prompt_token_ids": list(range(4096)), "prompt_text": None}]
-    for place, token in enumerate(spec.ids):
+    for start in range(0, len(spec.ids), spec.group):
+        ids = spec.ids[start : start + spec.group]
         choice = {
             "index": 0,
-            "delta": {"content": " word"},
-            "logprobs": {"content": [_chat_logprob(place)]},
-            "finish_reason": "stop" if place == len(spec.ids) - 1 else None,
-            "token_ids": [token],
+            "delta": {"content": " word" * len(ids)},
+            "logprobs": {"content": [_chat_logprob(start + place) for place in range(len(ids))]},
+            "finish_reason": "stop" if start + len(ids) == len(spec.ids) else None,
+            "token_ids": ids,
         }
         lines.append({**head, "choices": [choice]})
     texts = [b"data: " + json.dumps(line, separators=(",", ":")).encode() + b"\n\n" for line in lines]
     texts[-1] += b"data: [DONE]\n\n"
     texts[:2] = [texts[0] + texts[1]]
-    return [b"".join(texts[place : place + spec.group]) for place in range(0, len(texts), spec.group)]
+    return texts
 
 
 def chat_whole(spec: EngineSpec) -> bytes:

@@ -1,6 +1,8 @@
 """What becomes of a call whose harness goes away."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from whippletree.engines.scripted import Faults
 from whippletree.gateway.keys import mint
@@ -72,3 +74,40 @@ async def test_one_of_two_followers_that_leaves_takes_nothing_from_the_other(mak
         gone.cancel()
         status, reply = await stays
         assert (status, reply["choices"][0]["message"]["content"]) == (200, "only one")
+
+
+async def test_who_asks_again_while_the_dropped_call_is_being_recorded_goes_on_from_it(make_world):
+    """As after the death of a worker between client and owner: the same request is back before its record is."""
+    disk = ThreadPoolExecutor(1)
+    async with make_world(lambda prompt: "word " * 30, faults=Faults(token_seconds=0.005)) as world:
+        may_record, asked, record = threading.Event(), asyncio.Event(), world.store.record_call
+        loop = asyncio.get_running_loop()
+
+        def slow_disk(call, payload):
+            loop.call_soon_threadsafe(asked.set)
+            may_record.wait(30)
+            return record(call, payload).result()
+
+        world.store.record_call = lambda call, payload: disk.submit(slow_disk, call, payload)
+        try:
+            body = {"model": "policy", "messages": [user("go")], "stream": True}
+            async with world.http.post(f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions", json=body) as response:
+                await response.content.readany()
+                response.close()
+            await asked.wait()
+            again = asyncio.create_task(
+                world.http.post(f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions", json=body)
+            )
+            await asyncio.sleep(0.05)
+            assert not again.done()
+            may_record.set()
+            async with await again as response:
+                assert response.status == 200
+                assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        finally:
+            may_record.set()
+        await until(lambda: world.calls()[-1].delivered)
+        cut, whole = world.calls()
+        assert (cut.finish_reason, cut.delivered) == ("abort", False)
+        kept = world.store.payload(cut).sampled_ids.tolist()
+        assert world.store.payload(whole).sampled_ids.tolist()[: len(kept)] == kept

@@ -23,7 +23,8 @@ from whippletree.engines.scripted import Faults, ScriptedEngine
 from whippletree.gateway.config import GatewayConfig
 from whippletree.gateway.keys import mint
 from whippletree.gateway.server import Parts, serving
-from whippletree.protocols import Limits, SandboxSpec
+from whippletree.harnesses import load_harness
+from whippletree.protocols import AttemptSpec, Limits, SandboxSpec
 from whippletree.rendering import RenderingConfig, load_renderer
 from whippletree.store import open_store
 from whippletree.traces import build_samples, build_trace
@@ -135,15 +136,15 @@ async def test_an_unmodified_agent_is_captured_whole(name: str, world: World, tm
     world.launch = launch
     result, written = await run(launch, world, tmp_path)
     calls = world.calls()
-    told = f"{result.output[-2000:]}\n{[(call.dialect, call.role, call.prefix_break, call.error) for call in calls]}"
+    trace = build_trace(calls, [world.store.payload(call) for call in calls])
+    told = f"{result.output[-2000:]}\n{[(n.call.dialect, n.role, n.call.prefix_break, n.call.error) for n in trace.nodes]}"
     assert written == b"amber-birch\n", told
     assert result.exit_code == 0, told
-    main = [call for call in calls if call.role == "main"]
-    side = [call for call in calls if call.role == "side"]
+    main = [node.call for node in trace.nodes if node.role == "main"]
+    side = [node.call for node in trace.nodes if node.role == "side"]
     assert len(main) == 2 and len(main) + len(side) == len(calls) and bool(side) == launch.side_calls, told
     assert all(call.dialect == launch.dialect and call.delivered and not call.error for call in calls), told
     assert main[1].parent_call_id == main[0].call_id and main[1].prefix_break == "", told
-    trace = build_trace(calls, [world.store.payload(call) for call in calls])
     samples = build_samples(trace, world.store.rollout("r0").spec)
     (sample,) = [sample for sample in samples if main[0].call_id in sample.call_ids]
     assert sample.call_ids == (main[0].call_id, main[1].call_id)
@@ -158,3 +159,41 @@ async def test_an_agent_survives_an_engine_that_fails_once_and_then_breaks_a_str
     result, written = await run(launch, world, tmp_path)
     assert (result.exit_code, written) == (0, b"amber-birch\n"), result.output[-2000:]
     assert [call.finish_reason for call in world.calls() if call.role == "main"] == ["tool_calls", "stop"]
+
+
+async def test_mini_swe_agent_is_captured_whole(world: World, tmp_path: Path):
+    """The one harness of these that is a Python package, started as its adapter starts it."""
+    world.launch = Launch("mini-swe-agent", "chat", "bash", lambda key, prompt: ([], {}, {}))
+    harness = load_harness("mini-swe-agent")
+    root = tempfile.mkdtemp(prefix="wt-live-")
+    limits = Limits(memory_mb=2048, processes=256, open_files=4096, file_mb=256)
+    spec = SandboxSpec(sandbox_id="mini", read_only=harness.read_only, limits=limits)
+    box = sandboxes.create(sandboxes.SandboxConfig(root=root), spec, gateway=("127.0.0.1", world.port))
+    try:
+        handle = await box.start()
+        host, port = box.gateway
+        attempt = AttemptSpec(
+            rollout_id="r0",
+            attempt=1,
+            instruction=PROMPT,
+            base_url=f"http://{host}:{port}/v1",
+            api_key=mint(SECRET, "r0", 1),
+            model="policy",
+            workdir=handle.workdir,
+            output_dir=str(tmp_path),
+            settings={"step_limit": 4},
+            sandbox=handle,
+        )
+        plan = harness.plan(attempt)
+        for number, (path, text) in enumerate(plan.files):
+            (tmp_path / f"file-{number}").write_text(text)
+            await box.put(tmp_path / f"file-{number}", path)
+        done = await box.exec(plan.argv, timeout=120, environment=plan.environment, cwd=handle.workdir)
+        written = await box.read(f"{handle.workdir}/out.txt")
+    finally:
+        await box.stop()
+        shutil.rmtree(root, ignore_errors=True)
+    assert written == b"amber-birch\n", done.output[-2000:]
+    calls = world.calls()
+    assert len(calls) >= 2 and all(call.delivered and call.dialect == "chat" for call in calls)
+    assert (calls[1].parent_call_id, calls[1].prefix_break) == (calls[0].call_id, "")

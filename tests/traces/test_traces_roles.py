@@ -55,6 +55,20 @@ def test_interleaved_subagents_keep_to_themselves(recorder: Any) -> None:
     ]
 
 
+def test_a_title_that_was_asked_for_first_is_a_side_call_once_the_work_begins(recorder: Any) -> None:
+    recorder.call([1], [2], thread="t")
+    recorder.call([10], [11], thread="t", tools=4, prefix_break="new_thread")
+    recorder.call([10, 11, 12], [13], thread="t", tools=4, parent=1)
+    assert parts(recorder) == [("side", "c0"), ("main", "c1"), ("main", "c1")]
+    assert [node.excluded for node in recorder.trace().nodes] == ["role side is not trained", "", ""]
+
+
+def test_without_tools_anywhere_the_first_conversation_is_main(recorder: Any) -> None:
+    recorder.call([1], [2])
+    recorder.call([1, 2, 3], [4], parent=0)
+    assert parts(recorder) == [("main", "c0")] * 2
+
+
 def test_a_side_call_stays_one_whatever_it_seems_to_come_from(recorder: Any) -> None:
     recorder.call([1], [2])
     recorder.call([10], [11], role="side", origin_call_id="c0", prefix_break="new_thread")

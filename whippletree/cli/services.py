@@ -55,18 +55,23 @@ def _gateway(arguments: argparse.Namespace) -> int:
     from whippletree.gateway.keys import load_secret
     from whippletree.gateway.server import Parts, run
     from whippletree.loop.engine import connect_engine
-    from whippletree.rendering import load_renderer
+    from whippletree.rendering import load_renderer, selfcheck
     from whippletree.store import open_store
 
     config, layout = _begin(arguments)
     services = layout.read_services()
 
     def parts(worker: int = 0) -> Parts:
+        renderer = load_renderer(Path(services.model_directory), config.rendering)
+        if worker == 0:
+            for finding in selfcheck(renderer):
+                print(f"rendering: {finding}", flush=True)
         return Parts(
             store=open_store(layout.store, config=config.store, instance=f"gateway-{worker}"),
             engines=[connect_engine(config.engine, services.engine_url)],
-            renderer=load_renderer(Path(services.model_directory), config.rendering),
+            renderer=renderer,
             secret=load_secret(layout.secret),
+            probe=True,
             traces=config.traces,
         )
 
@@ -79,10 +84,15 @@ def _gateway(arguments: argparse.Namespace) -> int:
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    from whippletree.engines.config import EmbeddedConfig
+    from whippletree.engines import scripted_server
+    from whippletree.engines.config import EmbeddedConfig, ScriptedConfig
 
     config, layout = _begin(arguments)
     services = layout.read_services()
+    if isinstance(config.engine, ScriptedConfig):
+        scripted = msgspec.structs.replace(config.engine, port=_port(services.engine_url))
+        scripted_server.run(scripted, layout.ready("engine"))
+        return 0
     if not isinstance(config.engine, EmbeddedConfig):
         raise ConfigurationError(
             f"[engine] is {type(config.engine).__name__}", "this command serves the embedded engine; start others by their own"

@@ -137,6 +137,11 @@ class LiveCall:
             self._abandoned = error
             self._task.cancel()
 
+    @property
+    def abandoned(self) -> bool:
+        """It was told to stop: whoever asks for the same now is not to join it."""
+        return self._abandoned is not None
+
     def join(self) -> None:
         """One more follower, until `leave`."""
         self._followers += 1

@@ -89,6 +89,7 @@ class Draft(msgspec.Struct, kw_only=True):
             error=self.error,
             base_call_id=prompt.base.call.call_id if prompt.base is not None else "",
             messages=len(self.request.messages),
+            tools=len(self.request.tools),
             grade=sampled.grade,
             origin_call_id=prompt.origin,
             thread=self.incoming.hints.thread,

@@ -138,8 +138,12 @@ class Gateway:
     async def submit(self, session: Session, incoming: Incoming) -> LiveCall:
         """The call that answers this request, new or not; its head is known. Follow it, then `deliver` it. Raises
         RequestError."""
-        session.check_open()
-        live = session.live.get(incoming.digest) or await self._answered(session, incoming)
+        while True:
+            session.check_open()
+            live = session.live.get(incoming.digest) or await self._answered(session, incoming)
+            if not live.abandoned:
+                break
+            await live.settled(CANCEL_LIMIT)  # nobody waited for it any more: what it had is recorded now, and gone on with
         await live.begun()
         return live
 

@@ -65,9 +65,12 @@ class ChatRenderer:
         key = msgspec.msgpack.encode((messages, tools))
         text = self._texts.get(key)
         if text is None:
-            text = self.template.render(self._fitting(messages), tools, generation_prompt=True)
+            text = self._fresh(messages, tools)
             self._texts.put(key, text, len(key) + 4 * len(text))
         return text
+
+    def _fresh(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
+        return self.template.render(self._fitting(messages), tools, generation_prompt=True)
 
     def bridge(self, recorded: Recorded, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
         """The ids that follow the recorded ones; None where the policy forbids it. Only the new part is encoded."""

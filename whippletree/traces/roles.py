@@ -10,6 +10,7 @@ Invariants (tests/traces/test_traces_roles.py):
 - a call that the first call after a compaction names as its origin is a compaction, whatever it was taken for;
 - what comes after a sub-agent's call is a sub-agent's, and of the same conversation, until another sub-agent is started;
 - a call taken for a side call that a main call comes after is main;
+- a conversation without tools, taken for the main one because it came first, is a side call where a later one has tools;
 - a call's role is recorded or follows from other calls of the attempt, never from its place in the order alone.
 """
 
@@ -46,26 +47,42 @@ def assign_roles(calls: Sequence[Call], parents: Mapping[str, str]) -> dict[str,
         earlier = before[call.call_id]
         if earlier and lanes[call.call_id] == "main" and lanes[earlier] == "side":
             lanes[earlier] = "main"
+    _demote(calls, lanes, heads, summaries)
     compactions = summaries | {call.call_id for call in calls if call.role == "compaction"}
     return {
         name: Part(role="compaction" if name in compactions else lane, conversation=heads[name]) for name, lane in lanes.items()
     }
 
 
+def _demote(calls: Sequence[Call], lanes: dict[str, Role], heads: Mapping[str, str], summaries: set[str]) -> None:
+    """A title, say, is asked for before the work begins: without tools, in a conversation of its own."""
+    tools: dict[str, int] = {}
+    for call in calls:
+        if lanes[call.call_id] == "main":
+            head = heads[call.call_id]
+            tools[head] = max(tools.get(head, 0), call.tools)
+    if not any(tools.values()):
+        return
+    for call in calls:
+        if lanes[call.call_id] == "main" and not tools[heads[call.call_id]] and call.call_id not in summaries:
+            lanes[call.call_id] = "side"
+
+
 def _predecessors(calls: Sequence[Call], parents: Mapping[str, str]) -> dict[str, str]:
     """The call that each call comes after ("" where none is known); it is always an earlier one."""
     before: dict[str, str] = {}
-    threads: dict[str, str] = {}
+    threads: dict[tuple[str, bool], str] = {}  # by name and by whether tools are offered: a title shares the name only
     for call in calls:
+        thread = (call.thread, call.tools > 0)
         named = (
             parents.get(call.call_id, ""),
             call.base_call_id,
             call.origin_call_id if call.prefix_break == "compaction" else "",
-            "" if call.role == "side" or _starts_subagent(call) else threads.get(call.thread, ""),
+            "" if call.role == "side" or _starts_subagent(call) else threads.get(thread, ""),
         )
         before[call.call_id] = next((name for name in named if name in before), "")
         if call.thread and call.role != "side":
-            threads.setdefault(call.thread, call.call_id)
+            threads.setdefault(thread, call.call_id)
     return before
 
 
