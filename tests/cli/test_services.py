@@ -151,14 +151,25 @@ def test_the_controller_takes_rollouts_once_it_is_ready_and_stops_cleanly(layout
         assert "Traceback" not in second.stderr
 
 
-def test_an_engine_that_is_no_embedded_one_is_refused(layout: Layout):
+def set_engine(layout: Layout, kind: str) -> None:
     text = layout.config.read_text(encoding="utf-8")
     head, _, rest = text.partition("[engine]\n")
     tail = rest[rest.index("\n# ", rest.index("\n\n")) :]
-    layout.config.write_text(f'{head}[engine]\nkind = "scripted"\n{tail}', encoding="utf-8")
+    layout.config.write_text(f'{head}[engine]\nkind = "{kind}"\n{tail}', encoding="utf-8")
+
+
+async def test_a_scripted_engine_is_served_like_the_embedded_one(layout: Layout):
+    set_engine(layout, "scripted")
+    with running(layout, "engine"):
+        version, scores = await served(layout)
+    assert (version, len(scores)) == (0, len(PROMPT) - 1)
+
+
+def test_an_engine_that_runs_elsewhere_is_refused(layout: Layout):
+    set_engine(layout, "vllm")
     done = subprocess.run(
         [sys.executable, "-m", "whippletree.cli", "engine", "--run-dir", str(layout.directory)],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith("whippletree engine: [engine] is ScriptedConfig")
+    assert done.stderr.startswith("whippletree engine: [engine] is VllmConfig")

@@ -23,8 +23,8 @@ FIELDS = (b":", b"event:", b"id:", b"retry:", b"event", b"id", b"retry")
 class EventReader:
     """Splits a byte stream into the data of its server-sent events. Comments and other fields are skipped.
 
-    `joins`: for events that are JSON and are decoded as one array. Several of them may come joined by commas, as one: hundreds of
-    small events are then never cut apart. The end mark [DONE] always comes by itself.
+    `joins`: for events that are JSON and are decoded as one array. Several of them may come joined by commas, as one: hundreds
+    of small events are then never cut apart. The end mark [DONE] always comes by itself.
     """
 
     def __init__(self, *, joins: bool = False) -> None:
