@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import enum
 import re
 import types
@@ -58,9 +59,9 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(arguments)
     if origin in (Union, types.UnionType):
         return st.one_of([values_of(part) for part in arguments])
-    if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+    if origin in (list, collections.abc.Sequence) or (origin is tuple and arguments[-1] is Ellipsis):
         made = st.lists(values_of(arguments[0]), max_size=3)
-        return made if origin is list else made.map(tuple)
+        return made.map(tuple) if origin is tuple else made
     if origin is tuple:
         return st.tuples(*(values_of(part) for part in arguments))
     if origin is dict:

@@ -11,7 +11,8 @@ Invariants held here (tests/test_types.py):
 from __future__ import annotations
 
 import enum
-from typing import Any, Literal, dataclass_transform
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, dataclass_transform, overload
 
 import msgspec
 import numpy as np
@@ -171,6 +172,35 @@ class Sampling(Struct):
     seed: int | None = None
 
 
+class TokenIds(Sequence[int]):
+    """Token ids as an array, int32 [n], beside their JSON text: a long prompt is written once, not anew for each request."""
+
+    __slots__ = ("array", "json")
+
+    def __init__(self, array: Int32, json: bytes) -> None:
+        self.array = array
+        self.json = json
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.array.tolist())
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        found = self.array[place]
+        return found.tolist() if isinstance(place, slice) else int(found)
+
+
+def ids_json(ids: Sequence[int]) -> msgspec.Raw:
+    """Token ids as a JSON array, ready to stand in a request's body."""
+    return msgspec.Raw(ids.json if isinstance(ids, TokenIds) else msgspec.json.encode(list(ids)))
+
+
 class GenerateRequest(Struct):
     """One token-level request to an engine. `stop_token_ids` end the turn and are part of the sampled ids.
 
@@ -180,7 +210,7 @@ class GenerateRequest(Struct):
     """
 
     request_id: str
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     sampling: Sampling
     stop_token_ids: list[int] = []
     schema: dict[str, Any] | None = None

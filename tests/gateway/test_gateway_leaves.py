@@ -26,7 +26,7 @@ def fresh(asked):
 
 def leaf(asked, size=10):
     ids = np.zeros(size, np.int32)
-    return Leaf(ids=ids, text=b"x" * size, tools=asked.tools, messages=asked.messages, prints=fresh(asked))
+    return Leaf(ids=ids, text=b"x" * size, json=b"[]", tools=asked.tools, messages=asked.messages, prints=fresh(asked))
 
 
 def same(one, other):

@@ -25,7 +25,7 @@ from whippletree.engines.transport import Running, Timeouts, Transport
 from whippletree.engines.turn import TurnReader
 from whippletree.engines.wire import CompletionRequest, Piece, StreamOptions, completion_pieces, prompt_scores
 from whippletree.errors import EngineError, EngineUnavailable
-from whippletree.types import EngineReport, EngineStatus, GenerateRequest, Struct, TokenChunk, WeightUpdate
+from whippletree.types import EngineReport, EngineStatus, GenerateRequest, Struct, TokenChunk, WeightUpdate, ids_json
 
 
 class ModelCard(Struct):
@@ -86,7 +86,7 @@ class CompletionsEngine:
         return msgspec.json.encode(
             CompletionRequest(
                 model=self.model,
-                prompt=request.prompt_ids,
+                prompt=ids_json(request.prompt_ids),
                 max_tokens=sampling.max_tokens,
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
@@ -161,7 +161,7 @@ class CompletionsEngine:
             return []
         body = CompletionRequest(
             model=self.model,
-            prompt=ids,
+            prompt=ids_json(ids),
             max_tokens=1,
             temperature=1.0,
             top_p=1.0,

@@ -144,7 +144,7 @@ async def _grade(
     engine: Engine, request: GenerateRequest, turn: tuple[list[int], list[float]], tolerance: float
 ) -> EngineReport:
     """Grade an engine that gave `turn`, ids and logprobs, for `request`."""
-    prompt, (ids, logprobs) = request.prompt_ids, turn
+    prompt, (ids, logprobs) = list(request.prompt_ids), turn
     if len(ids) != len(logprobs):
         seen = Observation(text=False, token_ids=len(ids), logprobs=len(logprobs))
         return grade_unaligned(seen, f"{len(ids)} ids came with {len(logprobs)} logprobs")

@@ -73,7 +73,7 @@ class SglangEngine(ChatClient, CompletionsEngine):
 
     def encode(self, request: GenerateRequest) -> bytes:
         """Body of the streamed sampling request."""
-        body = self._body(request.request_id, request.prompt_ids, request.sampling, request.stop_token_ids)
+        body = self._body(request.request_id, list(request.prompt_ids), request.sampling, request.stop_token_ids)
         if request.schema is not None:
             schema = msgspec.json.encode(request.schema).decode()
             sampling = msgspec.structs.replace(body.sampling_params, json_schema=schema, ignore_eos=False)

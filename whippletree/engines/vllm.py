@@ -44,7 +44,7 @@ from whippletree.engines.vllm_wire import (
 )
 from whippletree.engines.wire import Piece, StreamOptions
 from whippletree.errors import ConfigurationError, EngineError, EngineUnavailable
-from whippletree.types import EngineReport, EngineStatus, GenerateRequest, Struct, WeightUpdate
+from whippletree.types import EngineReport, EngineStatus, GenerateRequest, Struct, WeightUpdate, ids_json
 
 PLUGIN = Path(__file__).parent / "vllm_plugin"
 REQUEST_PREFIX = "generate-tokens-"  # vLLM puts it before the id that a generate request brings
@@ -73,7 +73,7 @@ class VllmEngine(ChatClient, CompletionsEngine):
             VllmGenerate(
                 request_id=request.request_id,
                 model=self.model,
-                token_ids=request.prompt_ids,
+                token_ids=ids_json(request.prompt_ids),
                 stream=True,
                 stream_options=StreamOptions(include_usage=True),
                 sampling_params=VllmSampling(

@@ -62,7 +62,7 @@ class VllmGenerate(Struct):
 
     request_id: str
     model: str
-    token_ids: list[int]
+    token_ids: msgspec.Raw
     stream: bool
     sampling_params: VllmSampling
     stream_options: StreamOptions

@@ -40,12 +40,12 @@ class StreamOptions(Struct):
 class CompletionRequest(Struct):
     """Body of POST /v1/completions with a token-id prompt. Every sampling knob that a model directory could preset is sent.
 
-    Example: CompletionRequest(model="policy", prompt=[1, 2], max_tokens=8, temperature=1.0, top_p=1.0, top_k=0, logprobs=0,
-                               stream=True)
+    Example: CompletionRequest(model="policy", prompt=ids_json([1, 2]), max_tokens=8, temperature=1.0, top_p=1.0, top_k=0,
+                               logprobs=0, stream=True)
     """
 
     model: str
-    prompt: list[int]
+    prompt: msgspec.Raw
     max_tokens: int
     temperature: float
     top_p: float

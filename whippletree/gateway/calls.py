@@ -33,7 +33,7 @@ from whippletree.gateway.session import Session
 from whippletree.gateway.sources import Sampled, Told, Turn
 from whippletree.gateway.turnstile import Turnstile
 from whippletree.protocols import Renderer, Store
-from whippletree.types import Call, CallPayload, FinishReason, Int32, ParsedMessage
+from whippletree.types import Call, CallPayload, FinishReason, Int32, ParsedMessage, TokenIds
 
 
 class Begun:
@@ -124,7 +124,7 @@ class Calls:
         prompt, session = draft.prompt, begun.session
         return Turn(
             call_id=draft.call_id,
-            prompt=prompt.ids,
+            prompt=TokenIds(prompt.ids, prompt.json),
             request=draft.request,
             spec=session.sampling,
             requested=begun.incoming.request.requested,

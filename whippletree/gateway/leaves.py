@@ -31,11 +31,12 @@ class Prints(msgspec.Struct, frozen=True):
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """One call. `ids`: int32 [P + S], prompt and sampled; `text`: their exact bytes. Ids and text are empty where they are not
-    known."""
+    """One call. `ids`: int32 [P + S], prompt and sampled; `text`: their exact bytes; `json`: the ids as a JSON array. All three
+    are empty where the ids are not known."""
 
     ids: Int32
     text: bytes
+    json: bytes
     tools: tuple[ToolSpec, ...]
     messages: tuple[Message, ...]
     prints: Prints
@@ -43,7 +44,7 @@ class Leaf(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         """Bytes, about: the messages' text is about that of the prompt."""
-        return OVERHEAD + self.ids.nbytes + 2 * len(self.text)
+        return OVERHEAD + self.ids.nbytes + len(self.json) + 2 * len(self.text)
 
 
 class Leaves:

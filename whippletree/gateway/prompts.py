@@ -20,6 +20,7 @@ from whippletree.protocols import Recorded, Renderer
 from whippletree.types import ChatRequest, Int32, Message, PrefixBreak
 
 NO_IDS: Int32 = np.zeros(0, np.int32)
+NO_JSON = b"[]"
 
 
 class Prompt(msgspec.Struct, kw_only=True):
@@ -27,12 +28,14 @@ class Prompt(msgspec.Struct, kw_only=True):
 
     `delta` [P'] are the ids after the parent's; `forced` of them, at the end, begin the turn and are no part of what the
     template writes. `base` is the call whose request and reply are the start of the messages. `text`: the exact bytes of the
-    ids. `origin`, `shares`: see lineage.Break. Without ids (an engine renders by itself) all three are empty.
+    ids, `json` their JSON array. `origin`, `shares`: see lineage.Break. Without ids (an engine renders by itself) they are all
+    empty.
     """
 
     ids: Int32
     delta: Int32
     text: bytes
+    json: bytes
     parent: Node | None
     base: Node | None
     cause: PrefixBreak
@@ -52,6 +55,7 @@ class Plan(msgspec.Struct, kw_only=True):
     new: int
     recorded: Recorded | None = None
     whole: Int32 = msgspec.field(default_factory=lambda: NO_IDS)
+    json: bytes = NO_JSON
 
 
 class Composed(msgspec.Struct, kw_only=True):
@@ -59,6 +63,7 @@ class Composed(msgspec.Struct, kw_only=True):
 
     ids: Int32
     text: bytes
+    json: bytes
     bridged: bool
     forced: int = 0
 
@@ -94,6 +99,7 @@ def plan(lineage: Lineage, recent: Recent, request: ChatRequest, renderer: Rende
         leaf = recent.leaves.get(base.call.call_id)
         ids = leaf.ids if leaf is not None else lineage.ids(base)
         text = leaf.text if leaf is not None else renderer.to_bytes(ids.tolist())
+        made.json = leaf.json if leaf is not None else msgspec.json.encode(ids.tolist())
         start = len(ids) - base.call.sampled_tokens
         made.recorded = Recorded(prompt=ids[:start], sampled=ids[start:], text=text, messages=known)
         made.whole = ids
@@ -108,19 +114,27 @@ def bridge(plan: Plan, renderer: Renderer) -> Composed | None:
     if rest is None:
         return None
     ids = np.concatenate([plan.whole, np.asarray(rest, dtype=np.int32)])
-    return Composed(ids=ids, text=plan.recorded.text + renderer.to_bytes(rest), bridged=True)
+    return Composed(ids=ids, text=plan.recorded.text + renderer.to_bytes(rest), json=extended(plan.json, rest), bridged=True)
 
 
 def render(plan: Plan, renderer: Renderer) -> Composed:
     """The whole prompt anew. Raises RequestError when the template refuses the messages."""
     ids = renderer.render(plan.request.messages, plan.request.tools)
-    return Composed(ids=np.asarray(ids, dtype=np.int32), text=renderer.to_bytes(ids), bridged=False)
+    text, json = renderer.to_bytes(ids), msgspec.json.encode(ids)
+    return Composed(ids=np.asarray(ids, dtype=np.int32), text=text, json=json, bridged=False)
 
 
 def force(composed: Composed, ids: list[int], renderer: Renderer) -> Composed:
     """The prompt with the ids that begin a forced turn."""
     whole = np.concatenate([composed.ids, np.asarray(ids, dtype=np.int32)])
-    return msgspec.structs.replace(composed, ids=whole, text=composed.text + renderer.to_bytes(ids), forced=len(ids))
+    text = composed.text + renderer.to_bytes(ids)
+    return msgspec.structs.replace(composed, ids=whole, text=text, json=extended(composed.json, ids), forced=len(ids))
+
+
+def extended(json: bytes, ids: list[int]) -> bytes:
+    """A JSON array of numbers, with more of them at its end."""
+    more = msgspec.json.encode(ids)
+    return json[:-1] + (b"," if len(json) > len(NO_JSON) and ids else b"") + more[1:]
 
 
 def settle(lineage: Lineage, plan: Plan, composed: Composed, thread: str) -> Prompt:
@@ -133,6 +147,7 @@ def settle(lineage: Lineage, plan: Plan, composed: Composed, thread: str) -> Pro
         ids=composed.ids,
         delta=composed.ids[known:],
         text=composed.text,
+        json=composed.json,
         parent=parent,
         base=plan.base,
         cause=found.cause,
@@ -177,6 +192,7 @@ def unrendered(lineage: Lineage, plan: Plan, thread: str) -> Prompt:
         ids=NO_IDS,
         delta=NO_IDS,
         text=b"",
+        json=NO_JSON,
         parent=None,
         base=plan.base,
         cause=found.cause,
@@ -195,15 +211,23 @@ def told(lineage: Lineage, prompt: Prompt, ids: Int32, text: bytes) -> Prompt:
     elif parent is not None:
         cause = ""
     known = 0 if parent is None else parent.length
-    return msgspec.structs.replace(prompt, ids=ids, delta=ids[known:], text=text, parent=parent, cause=cause)
+    json = msgspec.json.encode(ids.tolist())
+    return msgspec.structs.replace(prompt, ids=ids, delta=ids[known:], text=text, json=json, parent=parent, cause=cause)
 
 
 def blank(prompt: Prompt) -> Prompt:
     """The prompt of a turn whose engine told no ids."""
-    return msgspec.structs.replace(prompt, ids=NO_IDS, delta=NO_IDS, text=b"", parent=None)
+    return msgspec.structs.replace(prompt, ids=NO_IDS, delta=NO_IDS, text=b"", json=NO_JSON, parent=None)
 
 
 def leaf_of(prompt: Prompt, request: ChatRequest, sampled: list[int], text: bytes) -> Leaf:
     """What is kept of a call. `text`: the bytes of the sampled ids."""
     ids = np.concatenate([prompt.ids, np.asarray(sampled, dtype=np.int32)])
-    return Leaf(ids=ids, text=prompt.text + text, tools=request.tools, messages=request.messages, prints=prompt.prints)
+    return Leaf(
+        ids=ids,
+        text=prompt.text + text,
+        json=extended(prompt.json, sampled),
+        tools=request.tools,
+        messages=request.messages,
+        prints=prompt.prints,
+    )

@@ -30,11 +30,11 @@ from whippletree.types import (
     ChatTurn,
     GenerateRequest,
     Grade,
-    Int32,
     RequestedSampling,
     RoutedExperts,
     Sampling,
     TokenChunk,
+    TokenIds,
     VersionSpan,
 )
 
@@ -104,11 +104,11 @@ class Sampled(msgspec.Struct, kw_only=True):
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """What is to be sampled. `prompt`: int32 [P]. `place` counts the attempt's turns; `preferred` is the replica that has the
+    """What is to be sampled. `prompt`: its ids [P]. `place` counts the attempt's turns; `preferred` is the replica that has the
     prefix, or -1, and `shared` that prefix's length in tokens. `own_prompt` is false where an engine is to render by itself."""
 
     call_id: str
-    prompt: Int32
+    prompt: TokenIds
     request: ChatRequest
     spec: Sampling
     requested: RequestedSampling
@@ -201,7 +201,7 @@ async def stream_tokens(replica: Replica, turn: Turn, sampled: Sampled, feed: Fe
     sampled.constrained = sampled.constrained or structured
     request = GenerateRequest(
         request_id=request_id,
-        prompt_ids=turn.prompt.tolist() + sampled.ids,
+        prompt_ids=[*turn.prompt, *sampled.ids] if sampled.ids else turn.prompt,
         sampling=_rest(sampled),
         stop_token_ids=turn.stop_token_ids,
         schema=wanted if structured else None,

@@ -58,25 +58,26 @@ class ChatRenderer:
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """The text that `render` encodes."""
+        key = msgspec.msgpack.encode((messages, tools))
+        text = self._texts.get(key)
+        if text is None:
+            text = self._checked(messages, tools)
+            self._texts.put(key, text, len(key) + 4 * len(text))
+        return text
+
+    def _checked(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
+        """The text, made anew: what goes on from a recorded call is asked for once."""
         if not self.layout.shows_calls and any(message.tool_calls for message in messages):
             raise RequestError(
                 "this model's chat template leaves tool calls out", "use a harness without tool calls or another template"
             )
-        key = msgspec.msgpack.encode((messages, tools))
-        text = self._texts.get(key)
-        if text is None:
-            text = self._fresh(messages, tools)
-            self._texts.put(key, text, len(key) + 4 * len(text))
-        return text
-
-    def _fresh(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         return self.template.render(self._fitting(messages), tools, generation_prompt=True)
 
     def bridge(self, recorded: Recorded, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
         """The ids that follow the recorded ones; None where the policy forbids it. Only the new part is encoded."""
         if self.policy == "engine":
             return None
-        rest = exact_remainder(self.codec, self.text(messages, tools), recorded.text)
+        rest = exact_remainder(self.codec, self._checked(messages, tools), recorded.text)
         if rest is None and self.policy == "keep":
             rest = self._kept(recorded, messages, tools)
         return None if rest is None else self.codec.encode(rest)
