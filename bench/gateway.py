@@ -4,8 +4,8 @@ Processes: load ─► gateway ─► fake engine; load ─► relay ─► fake
 and answers 200 sampled tokens with logprobs; each request goes on from its rollout's last call, as harnesses do, except the
 first of a rollout ("cold"), which shares only system prompt and tools with others. The engine writes 8 tokens at a time.
 
-`--peer http://HOST:PORT` also measures another gateway that was started with the fake engine as its upstream (`--engine-only`
-starts one and prints its address): its calls per second stand beside the relay's of the same run.
+To measure a peer's gateway the same way: `--engine-only` starts a fake engine and prints its address; start the peer with that
+as its upstream; `--peer PORT --engine PORT` then measures the peer beside a relay to the same engine, in one run.
 
 The last line is JSON; see `KEYS`. `relay_ratio_N` is the smaller of streamed and whole at N connections.
 """
@@ -103,6 +103,14 @@ def _status(pid: int, name: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
 
+class Elsewhere:
+    """A server that somebody else has started."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.workers = [port]
+
+
 class Bench:
     """Everything that is made once."""
 
@@ -124,7 +132,7 @@ class Bench:
             yield running
 
     @contextlib.contextmanager
-    def relay(self, engine: Running) -> Iterator[Running]:
+    def relay(self, engine: Running | Elsewhere) -> Iterator[Running]:
         """The bare relay."""
         spec = RelaySpec(port_file=str(self.directory / "relay.port"), upstream=f"http://127.0.0.1:{engine.port}")
         with _stopping(Running("relay", spec, self.directory)) as running:
@@ -158,7 +166,7 @@ class Bench:
 
     def passes(
         self,
-        server: Running,
+        server: Running | Elsewhere,
         connections: int,
         rollouts: int,
         shape: Shape,
@@ -322,6 +330,25 @@ def _bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file() and not path.name.endswith("-shm"))
 
 
+def peer(bench: Bench, port: int, engine_port: int, rounds: int) -> dict[str, float]:
+    """Another gateway's calls/s over a relay's, both to an engine that runs already; it is sent no key of ours."""
+    found: dict[str, float] = {}
+    upstream, other = Elsewhere(engine_port), Elsewhere(port)
+    for connections in (1, 32, 256):
+        for stream in (False, True):
+            ratios = []
+            for _ in range(rounds):
+                with bench.relay(upstream) as relay:
+                    ask = {"connections": connections, "rollouts": max(connections, 64), "shape": Shape(), "stream": stream}
+                    relayed = rate(bench.passes(relay, **ask, keys=False)[1:])
+                ratios.append(rate(bench.passes(other, **ask, keys=False)[1:]) / relayed)
+            kind = "streamed" if stream else "whole"
+            print(f"peer, {connections:4d} connections, {kind:8s}: {statistics.median(ratios):.2f} of the relay", flush=True)
+            name = f"relay_ratio_{connections}"
+            found[name] = round(min(found.get(name, 9e9), statistics.median(ratios)), 3)
+    return found
+
+
 def building() -> dict[str, float]:
     """Seconds to build the samples of a large trace, and how they grow."""
     from trace_building import measure
@@ -341,6 +368,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds per figure; medians are printed")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the usual number of rollouts")
     parser.add_argument("--sessions", type=int, default=5000, help="sessions held at once")
+    parser.add_argument("--engine-only", action="store_true", help="start a fake engine, print its port, wait for Ctrl-C")
+    parser.add_argument("--peer", type=int, default=0, help="port of another gateway, to measure that one only")
+    parser.add_argument("--engine", type=int, default=0, help="port of the fake engine that the peer uses")
     parser.add_argument("--only", default="", help="comma-separated: throughput,workers,sessions,first,storage,building")
     arguments = parser.parse_args()
     wanted = set(filter(None, arguments.only.split(",")))
@@ -350,6 +380,15 @@ def main() -> None:
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="whippletree-bench-") as directory:
         bench = Bench(Path(directory))
+        if arguments.engine_only:
+            with bench.engine() as engine:
+                print(f"the fake engine is at http://127.0.0.1:{engine.port}/v1", flush=True)
+                engine.process.wait()
+            return
+        if arguments.peer:
+            found = peer(bench, arguments.peer, arguments.engine, arguments.rounds)
+            print(json.dumps({"bench": "gateway-peer", **found}))
+            return
         parts = {
             "throughput": lambda: throughput(bench, arguments.rounds, arguments.scale),
             "workers": lambda: second_worker(bench, arguments.rounds, arguments.scale),
