@@ -1,4 +1,4 @@
-"""whippletree/types.py and the records of protocols.py"""
+"""whippletree/types and the records of protocols.py"""
 
 from __future__ import annotations
 
