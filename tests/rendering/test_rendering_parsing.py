@@ -234,3 +234,22 @@ def test_stop_strings_inside_thinking_and_calls_are_no_stops(renderer: Callable[
 def test_a_call_before_a_stop_string_is_still_to_be_answered() -> None:
     message = stopped(CALL + "so STOP", [CALL + "so STOP"])
     assert (message.finish_reason, message.stop_sequence, message.content) == ("tool_calls", "STOP", "so ")
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_tokens_of_thinking_are_counted_with_their_marks(renderer: Callable[..., ChatRenderer], cut: bool) -> None:
+    loaded = renderer("thinking")
+    thought = loaded.codec.encode("<think>\nI look at é🙂 first" + ("" if cut else "\n</think>"))
+    rest = [] if cut else loaded.codec.encode("\n\nthe answer")
+    parser = loaded.parser([])
+    for index in [*thought, *rest]:
+        parser.feed([index])
+    _, message = parser.finish("length" if cut else "stop")
+    assert message.reasoning and message.reasoning_tokens == len(thought)
+
+
+def test_a_turn_without_thinking_counts_none(renderer: Callable[..., ChatRenderer]) -> None:
+    loaded = renderer("thinking")
+    parser = loaded.parser([])
+    parser.feed(loaded.codec.encode("the answer"))
+    assert parser.finish("stop")[1].reasoning_tokens == 0

@@ -81,6 +81,7 @@ class Draft(msgspec.Struct, kw_only=True):
             versions=tuple(sampled.versions),
             logprob_source=sampled.logprob_source if self.trainable else "none",
             cached_tokens=sampled.cached_tokens,
+            reasoning_tokens=message.reasoning_tokens,
             streamed=self.incoming.request.stream,
             dialect=self.incoming.dialect.name,
             role=self.role,

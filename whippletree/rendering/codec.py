@@ -121,6 +121,18 @@ class Codec:
         """The text as this tokenizer sees it (after its normaliser); the text itself where it rewrites nothing."""
         return self.decode(self.encode(text)) if self.rewrites else text
 
+    def count_through(self, ids: Sequence[int], mark: bytes) -> int:
+        """How many of the ids it takes until `mark` has come whole; all of them where it never comes."""
+        end = self.to_bytes(ids).find(mark)
+        if end < 0:
+            return len(ids)
+        left = end + len(mark)
+        for count, index in enumerate(ids, start=1):
+            left -= len(self._pieces[index])
+            if left <= 0:
+                return count
+        return len(ids)
+
     def token_id(self, token: str) -> int | None:
         """Id of a token by its exact name; None when there is none."""
         index: int | None = self._tokenizer.token_to_id(token)

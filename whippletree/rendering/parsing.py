@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from whippletree.protocols import StreamDelta
 from whippletree.rendering.calls import CallParser, Ending, Next
 from whippletree.rendering.codec import Codec
@@ -28,7 +30,9 @@ class TurnParser:
     """One sampled turn, from ids. Implements protocols.StreamParser."""
 
     def __init__(self, codec: Codec, stop_token_ids: Sequence[int], text_parser: TextParser) -> None:
+        self._codec = codec
         self._detokeniser = codec.detokeniser()
+        self._ids: list[int] = []
         self._stops = frozenset(stop_token_ids)
         self._held: list[int] = []  # an end-of-turn token is no text unless something follows it
         self._parser = text_parser
@@ -38,6 +42,7 @@ class TurnParser:
         """Deltas that these further ids settle."""
         if self.stopped:
             return []
+        self._ids += token_ids
         ids = [*self._held, *token_ids]
         self._held = [ids.pop()] if ids and ids[-1] in self._stops else []
         deltas = self._parser.feed(self._detokeniser.feed(ids))
@@ -49,6 +54,9 @@ class TurnParser:
         deltas = self._parser.feed(self._detokeniser.flush())
         rest, message = self._parser.finish(finish_reason)
         self.stopped = self._parser.stopped
+        if message.reasoning:
+            count = self._codec.count_through(self._ids, THINK_CLOSE.encode())
+            message = msgspec.structs.replace(message, reasoning_tokens=count)
         return deltas + rest, message
 
 

@@ -48,7 +48,7 @@ class Call(Struct):
     `role` as far as the gateway can tell; `origin_call_id`: of a sub-agent's first call, the call that started it; of the first
     call after a compaction, the call whose reply is the summary. `thread`: the harness's own name of the conversation, from its
     headers. `client`: the program that asked (user agent, shortened). `ignored`: what the request had that was not used.
-    `tools`: how many tools were offered. `constrained`: sampling was bound to a schema, so the logprobs are not those of the
+    `reasoning_tokens`: how many of the sampled ones are thinking. `tools`: how many tools were offered. `constrained`: sampling was bound to a schema, so the logprobs are not those of the
     policy alone.
 
     Example: Call(call_id="c-1", rollout_id="r-1", attempt=1, index=0, model="policy", prompt_tokens=20, sampled_tokens=8, ...)
@@ -71,6 +71,7 @@ class Call(Struct):
     versions: tuple[VersionSpan, ...] = ()
     logprob_source: Literal["processed", "raw", "none"] = "processed"
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     delivered: bool = False
     streamed: bool = False
     dialect: str = "chat"

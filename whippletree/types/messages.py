@@ -117,6 +117,7 @@ class ParsedMessage(Struct):
     """An assistant turn parsed from sampled ids. `malformed` says why a tool call could not be parsed ("" when fine). Its raw
     text is then kept, as the call's arguments where its name could be read and in `content` where not, so that nothing sampled
     is hidden from the harness. `stop_sequence`: the requested stop string that ended the turn; it is in no part of the message.
+    `reasoning_tokens`: how many of the sampled ids are thinking, its marks included; 0 where they were not counted.
 
     Example: ParsedMessage(content="done", finish_reason="stop")
     """
@@ -127,3 +128,4 @@ class ParsedMessage(Struct):
     finish_reason: FinishReason = "stop"
     malformed: str = ""
     stop_sequence: str = ""
+    reasoning_tokens: int = 0

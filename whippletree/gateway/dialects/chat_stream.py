@@ -169,13 +169,13 @@ def logprobs_out(tokens: Sequence[TokenText]) -> replies.LogprobsOut:
 
 
 def usage_out(call: Call) -> replies.Usage:
-    """True counts. How many of the sampled tokens were reasoning is not counted apart."""
+    """True counts."""
     return replies.Usage(
         prompt_tokens=call.prompt_tokens,
         completion_tokens=call.sampled_tokens,
         total_tokens=call.prompt_tokens + call.sampled_tokens,
         prompt_tokens_details={"cached_tokens": call.cached_tokens},
-        completion_tokens_details={"reasoning_tokens": 0},
+        completion_tokens_details={"reasoning_tokens": call.reasoning_tokens},
     )
 
 

@@ -199,10 +199,11 @@ def last_candidate(parts: list[PartOut], message: ParsedMessage, tokens: Sequenc
 
 
 def usage_out(call: Call) -> UsageOut:
-    """True counts. How many of the sampled tokens were thoughts is not counted apart."""
+    """True counts."""
     return UsageOut(
         prompt_token_count=call.prompt_tokens,
-        candidates_token_count=call.sampled_tokens,
+        candidates_token_count=call.sampled_tokens - call.reasoning_tokens,
+        thoughts_token_count=call.reasoning_tokens,
         total_token_count=call.prompt_tokens + call.sampled_tokens,
         cached_content_token_count=call.cached_tokens,
     )

@@ -83,11 +83,12 @@ def _message_logprobs(item: wire.MessageOut, tokens: Sequence[TokenText]) -> wir
 
 
 def usage(call: Call) -> wire.Usage:
-    """Counts of a call. How much of the turn was reasoning is not counted apart."""
+    """Counts of a call."""
     return wire.Usage(
         input_tokens=call.prompt_tokens,
         input_tokens_details=wire.InputDetails(cached_tokens=call.cached_tokens),
         output_tokens=call.sampled_tokens,
+        output_tokens_details=wire.OutputDetails(reasoning_tokens=call.reasoning_tokens),
         total_tokens=call.prompt_tokens + call.sampled_tokens,
     )
 
