@@ -48,8 +48,8 @@ class Call(Struct):
     `role` as far as the gateway can tell; `origin_call_id`: of a sub-agent's first call, the call that started it; of the first
     call after a compaction, the call whose reply is the summary. `thread`: the harness's own name of the conversation, from its
     headers. `client`: the program that asked (user agent, shortened). `ignored`: what the request had that was not used.
-    `reasoning_tokens`: how many of the sampled ones are thinking. `tools`: how many tools were offered. `constrained`: sampling was bound to a schema, so the logprobs are not those of the
-    policy alone.
+    `reasoning_tokens`: how many of the sampled ones are thinking. `tools`: how many tools were offered. `constrained`: sampling
+    was bound to a schema, so the logprobs are not those of the policy alone.
 
     Example: Call(call_id="c-1", rollout_id="r-1", attempt=1, index=0, model="policy", prompt_tokens=20, sampled_tokens=8, ...)
     """
