@@ -80,6 +80,9 @@ def test_each_other_end_has_one_cause() -> None:
         (crashed, SealReport(engine_trouble="embedded: connection refused"), [], CauseClass.ENGINE),
         (crashed, ANSWERED, [], CauseClass.HARNESS),
         (end(), ANSWERED, [], CauseClass.NO_CALLS),
+        (end(), SealReport(refused_keys=3), [], CauseClass.CONFIGURATION),
+        (end("APIError", crashed=True, message="Error 401: bad key"), SealReport(refused_keys=3), [], CauseClass.CONFIGURATION),
+        (crashed, SealReport(refused_keys=3), [], CauseClass.HARNESS),
         (end("deadline", timed_out=True), ANSWERED, [call(0)], CauseClass.NO_CALLS),
     ]
     for agent, seal, calls, expected in cases:

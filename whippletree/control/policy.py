@@ -9,6 +9,7 @@ Invariants (tests/control/test_policy.py):
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from whippletree.configuration import Config
 from whippletree.protocols import HarnessResult
 from whippletree.types import Call, Cause, CauseClass, Struct
 
+UNAUTHORISED = re.compile(r"\b401\b|unauthori[sz]ed|authentication|api.key", re.IGNORECASE)
 NEVER_AGAIN = frozenset({CauseClass.TASK, CauseClass.CONFIGURATION})
 MAY_MEND = frozenset({CauseClass.ENGINE, CauseClass.GATEWAY, CauseClass.NO_CALLS, CauseClass.HARNESS})
 MESSAGE_LIMIT = 2000  # characters of a failure's text that are kept on the record
@@ -53,13 +55,14 @@ class AgentEnd(Struct):
 
 class SealReport(Struct):
     """What is known once an attempt is sealed: how the gateway failed to answer at once, and, if the harness crashed, the
-    errors of engines none of which answers. "" means no trouble.
+    errors of engines none of which answers. "" means no trouble. `refused_keys`: keys that the gateway has refused so far.
 
     Example: SealReport(gateway_trouble="the gateway at 127.0.0.1:8100 is not there: connection refused")
     """
 
     gateway_trouble: str = ""
     engine_trouble: str = ""
+    refused_keys: int = 0
 
 
 def judge(end: AgentEnd, seal: SealReport, calls: Sequence[Call]) -> Cause | None:
@@ -77,6 +80,12 @@ def judge(end: AgentEnd, seal: SealReport, calls: Sequence[Call]) -> Cause | Non
         )
     if end.result.crashed and engines:
         return _cause(CauseClass.ENGINE, f"{engines}; the harness ended with: {said}", "look at the engine's log")
+    if seal.refused_keys and not calls and (not end.result.crashed or UNAUTHORISED.search(said)):
+        return _cause(
+            CauseClass.CONFIGURATION,
+            f"no call came with this attempt's key; the gateway has refused {seal.refused_keys} others. The harness said: {said}",
+            "look whether the harness or a script around it replaces the API key that it is given",
+        )
     if end.result.crashed:
         return _cause(CauseClass.HARNESS, said or "the harness crashed without a message", "look at the attempt's agent.log")
     if not any(call.sampled_tokens for call in calls):

@@ -17,6 +17,7 @@ from typing import TypeVar
 from whippletree.control.policy import SealReport
 from whippletree.errors import RequestError
 from whippletree.gateway.client import GatewayControl
+from whippletree.gateway.wire import SealReport as Sealed
 from whippletree.protocols import Store
 
 log = logging.getLogger(__name__)
@@ -42,13 +43,13 @@ class GatewaySealer:
         """See attempt.Sealer. The gateway counts as silent when a first try failed, even if a later one did not."""
         silence = ""
         engines = ""
-        done = False
+        done, refused = False, 0
         try:
             async with asyncio.timeout(limit):
-                while trouble := await self._try_seal(rollout_id, attempt, limit / 2):
-                    silence = trouble
+                while isinstance(answer := await self._try_seal(rollout_id, attempt, limit / 2), str):
+                    silence = answer
                     await asyncio.sleep(RETRY_SECONDS)
-                done = True
+                done, refused = True, answer.refused_keys
                 if crashed and not silence:
                     engines = await self._engine_trouble()
         except TimeoutError:
@@ -58,21 +59,20 @@ class GatewaySealer:
             log.warning("%s attempt %d: the gateway refused to seal it: %s", rollout_id, attempt, refusal)
         if not done:
             await asyncio.wrap_future(self._store.seal(rollout_id, attempt))
-        return SealReport(gateway_trouble=silence, engine_trouble=engines)
+        return SealReport(gateway_trouble=silence, engine_trouble=engines, refused_keys=refused)
 
     def close(self) -> None:
         """Drop what is still being asked."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _try_seal(self, rollout_id: str, attempt: int, limit: float) -> str:
-        """Why nobody answered, or "" once it is sealed. Raises RequestError when the gateway refuses."""
+    async def _try_seal(self, rollout_id: str, attempt: int, limit: float) -> Sealed | str:
+        """The gateway's answer once it is sealed, or why nobody answered. Raises RequestError when the gateway refuses."""
         try:
-            await self._in_thread(lambda: self._control.seal(rollout_id, attempt, limit))
+            return await self._in_thread(lambda: self._control.seal(rollout_id, attempt, limit))
         except RequestError as error:
             if error.status != ABSENT:
                 raise
             return error.cause
-        return ""
 
     async def _engine_trouble(self) -> str:
         """What the engines' last errors were if none of them answers; else ""."""

@@ -64,7 +64,8 @@ class ControlRoutes:
             raise RequestError("the attempt is not a number", "attempts count from 1", status=404, code="not_found")
         key = AttemptKey(rollout_id=request.match_info["rollout_id"], attempt=int(attempt))
         await find_rollout(self._store, key.rollout_id)
-        return encoded(await self._gateway.seal(key, seconds(request, "limit")))
+        report = await self._gateway.seal(key, seconds(request, "limit"))
+        return encoded(msgspec.structs.replace(report, refused_keys=self._access.refused_keys))
 
     async def status(self, request: web.Request) -> web.Response:
         """GET /control/status."""

@@ -28,12 +28,15 @@ class SealReport(Struct):
     """Answer to seal: the attempt's recorded calls, and how many of them the harness has in full.
 
     `sealed` is false when the attempt is not its rollout's current one (it can report nothing anyway).
+    `refused_keys`: keys that opened nothing since the gateway started; a harness that replaced its key shows there.
+
     Example: SealReport(sealed=True, calls=5, delivered=5)
     """
 
     sealed: bool
     calls: int
     delivered: int
+    refused_keys: int = 0
 
 
 class GatewayStatus(Struct):
