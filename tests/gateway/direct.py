@@ -14,7 +14,7 @@ import msgspec
 from whippletree.gateway.config import GatewayConfig
 from whippletree.gateway.dialects import Target
 from whippletree.gateway.dialects.chat import ChatDialect
-from whippletree.gateway.digest import request_digest
+from whippletree.gateway.digest import fields_of, request_digest
 from whippletree.gateway.keys import AttemptKey
 from whippletree.gateway.live import LiveCall, Reply
 from whippletree.gateway.recording import Incoming
@@ -41,12 +41,20 @@ class Direct:
         """A request in the chat dialect. `change`: fields of the internal form that this dialect cannot say."""
         body = msgspec.json.encode({"model": "policy", "messages": messages, "tools": TOOLS, **fields})
         request = CHAT.parse(body, Target())
-        digest = request_digest(CHAT, body, Target())
+        raw = fields_of(body)
+        digest = request_digest(CHAT, raw, Target())
         if change:
             request = msgspec.structs.replace(request, **change)
             digest += repr(sorted(change.items()))
         return Incoming(
-            dialect=CHAT, body=body, request=request, digest=digest, received=time.time(), retry=retry, hints=hints or Hints()
+            dialect=CHAT,
+            body=body,
+            fields=raw,
+            request=request,
+            digest=digest,
+            received=time.time(),
+            retry=retry,
+            hints=hints or Hints(),
         )
 
     async def submit(self, messages: Sequence[Any], *, rollout: str = "r0", **fields: Any) -> tuple[Any, LiveCall]:

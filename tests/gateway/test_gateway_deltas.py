@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from whippletree.errors import StoreError
 from whippletree.gateway.deltas import pack, unpack
+from whippletree.gateway.digest import fields_of
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=6),
@@ -30,7 +31,7 @@ def chained(bodies, base=lambda number: number - 1):
     stored, skeletons = [], []
     for number, one in enumerate(bodies):
         against = base(number)
-        packed, skeleton = pack(one, skeletons[against] if against >= 0 else None, str(against))
+        packed, skeleton = pack(one, fields_of(one), skeletons[against] if against >= 0 else None, str(against))
         stored.append(packed)
         skeletons.append(skeleton)
     return stored
@@ -62,7 +63,7 @@ def test_the_elements_keep_their_own_spelling():
 
 def test_a_request_stored_whole_is_the_bytes_that_came():
     text = b'{ "model" : "m",\n"messages": [1] }'
-    assert pack(text, None, "")[0] == text == unpack(text, lambda name: b"")
+    assert pack(text, fields_of(text), None, "")[0] == text == unpack(text, lambda name: b"")
 
 
 def test_a_changed_early_element_costs_only_itself():

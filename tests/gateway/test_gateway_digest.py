@@ -7,14 +7,14 @@ import pytest
 from whippletree.errors import RequestError
 from whippletree.gateway.dialects import Target
 from whippletree.gateway.dialects.registry import DIALECTS
-from whippletree.gateway.digest import request_digest
+from whippletree.gateway.digest import fields_of, request_digest
 
 CHAT, MESSAGES, GEMINI = DIALECTS["chat"], DIALECTS["messages"], DIALECTS["gemini"]
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
 
 
 def digest(body, dialect=CHAT, target=Target()):  # noqa: B008 - immutable
-    return request_digest(dialect, json.dumps(body).encode(), target)
+    return request_digest(dialect, fields_of(json.dumps(body).encode()), target)
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_fields_cannot_run_into_one_another():
 def test_what_is_no_object_is_refused():
     for body in (b"[]", b"{", b"\xff"):
         with pytest.raises(RequestError, match="cannot be read"):
-            request_digest(CHAT, body, Target())
+            fields_of(body)

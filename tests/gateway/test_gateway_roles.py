@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whippletree.gateway.dialects.registry import DIALECTS
+from whippletree.gateway.digest import fields_of
 from whippletree.gateway.keys import AttemptKey
 from whippletree.gateway.leaves import Leaves
 from whippletree.gateway.lineage import normal_form
@@ -39,7 +40,15 @@ class Replay:
         target = dialect.target({"model": "m", "method": "streamGenerateContent", "target": "m:streamGenerateContent"}, {})
         asked = dialect.parse(body, target)
         hints = hints_from(exchange["headers"])
-        incoming = Incoming(dialect=dialect, body=body, request=asked, digest=str(len(self.calls)), received=0.0, hints=hints)
+        incoming = Incoming(
+            dialect=dialect,
+            body=body,
+            fields=fields_of(body),
+            request=asked,
+            digest=str(len(self.calls)),
+            received=0.0,
+            hints=hints,
+        )
         session = self.session
         request = restored(asked, session.lineage)
         made = plan(session.lineage, session.recent, request, None)

@@ -83,7 +83,7 @@ def judge(end: AgentEnd, seal: SealReport, calls: Sequence[Call]) -> Cause | Non
     if seal.refused_keys and not calls and (not end.result.crashed or UNAUTHORISED.search(said)):
         return _cause(
             CauseClass.CONFIGURATION,
-            f"no call came with this attempt's key; the gateway has refused {seal.refused_keys} others. The harness said: {said}",
+            f"no call came with this attempt's key; the gateway has refused {seal.refused_keys} others. It said: {said}",
             "look whether the harness or a script around it replaces the API key that it is given",
         )
     if end.result.crashed:

@@ -154,7 +154,7 @@ class Calls:
         if sampled.told is not None:  # the engine has made the prompt
             draft.prompt = self._told(session, draft, sampled.told)
         base_id, skeleton = session.skeleton(draft.prompt.base)
-        stored, own = pack(draft.incoming.body, skeleton, base_id)
+        stored, own = pack(draft.incoming.body, draft.incoming.fields, skeleton, base_id)
         call = draft.call(session.next_index, message, reason, time.time())
         session.next_index += 1
         payload = draft.payload(message, stored)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 import msgspec
 
 from whippletree.errors import StoreError
+from whippletree.gateway.digest import Fields
 from whippletree.types import Struct
 
 MARK = "whippletree_base"
@@ -61,13 +62,8 @@ class Packed(Struct):
     fields: dict[str, msgspec.Raw] = {}
 
 
-def pack(body: bytes, base: Skeleton | None, base_call_id: str) -> tuple[bytes, Skeleton | None]:
-    """What to store of a request, and its skeleton (None where it is no JSON object). Without `base` the body is stored
-    whole."""
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return body, None
+def pack(body: bytes, fields: Fields, base: Skeleton | None, base_call_id: str) -> tuple[bytes, Skeleton]:
+    """What to store of a request, and its skeleton. `fields` are the body's. Without `base` the body is stored whole."""
     skeleton = _skeleton(fields)
     if base is None and MARK not in fields:
         return body, skeleton

@@ -14,13 +14,22 @@ import msgspec
 from whippletree.errors import RequestError
 from whippletree.gateway.dialects import Dialect, Target
 
+Fields = dict[str, msgspec.Raw]
 
-def request_digest(dialect: Dialect, body: bytes, target: Target) -> str:
-    """BLAKE2b over the fields in name order, without transport and limits. Raises RequestError (400)."""
+
+def fields_of(body: bytes) -> Fields:
+    """The fields of a JSON object, unread. Raises RequestError (400)."""
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return _FIELDS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the request body cannot be read: {error}", "send a JSON object") from error
+
+
+_FIELDS = msgspec.json.Decoder(Fields)
+
+
+def request_digest(dialect: Dialect, fields: Fields, target: Target) -> str:
+    """BLAKE2b over the fields in name order, without transport and limits."""
     digest = hashlib.blake2b(f"{dialect.name}:{target.model}:{target.operation}\n".encode(), digest_size=32)
     for name in sorted(fields):
         if name not in dialect.limits:

@@ -23,7 +23,7 @@ from whippletree.gateway.delivery import answer
 from whippletree.gateway.dialects import Dialect, ReplyHead, Target
 from whippletree.gateway.dialects.registry import DIALECTS
 from whippletree.gateway.dialects.responses_ids import call_of_response
-from whippletree.gateway.digest import request_digest
+from whippletree.gateway.digest import fields_of, request_digest
 from whippletree.gateway.recording import Incoming
 from whippletree.gateway.requests import dialect_of, read_body
 from whippletree.gateway.roles import hints_from
@@ -75,11 +75,13 @@ class ModelRoutes:
         body = await read_body(request)
         await self._gateway.turnstile.turn()
         with readable():
+            fields = fields_of(body)
             incoming = Incoming(
                 dialect=dialect,
                 body=body,
+                fields=fields,
                 request=dialect.parse(body, target),
-                digest=request_digest(dialect, body, target),
+                digest=request_digest(dialect, fields, target),
                 received=received,
                 target=target,
                 retry=request.headers.get(RETRY_HEADER, "0") not in ("", "0"),

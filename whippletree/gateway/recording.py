@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from whippletree.gateway.dialects import Dialect, Target
+from whippletree.gateway.digest import Fields
 from whippletree.gateway.keys import AttemptKey
 from whippletree.gateway.lineage import Fingerprint, Links, Node, chained, form, make_node, reply_message
 from whippletree.gateway.prompts import Prompt
@@ -21,10 +22,12 @@ NO_IDS: Int32 = np.zeros(0, np.int32)
 
 
 class Incoming(msgspec.Struct, kw_only=True):
-    """One request as it came in. `retry`: the client says that it sent it before. `received`: seconds since the epoch."""
+    """One request as it came in; `fields` are those of its body. `retry`: the client says that it sent it before. `received`:
+    seconds since the epoch."""
 
     dialect: Dialect
     body: bytes
+    fields: Fields
     request: ChatRequest
     digest: str
     received: float

@@ -82,12 +82,11 @@ class Session:
             call_id = next(reversed(self._skeletons), "")
         return (call_id, self._skeletons[call_id]) if call_id else ("", None)
 
-    def keep_skeleton(self, call_id: str, skeleton: Skeleton | None) -> None:
+    def keep_skeleton(self, call_id: str, skeleton: Skeleton) -> None:
         """Remember a recorded request."""
-        if skeleton is not None:
-            self._skeletons[call_id] = skeleton
-            while len(self._skeletons) > SKELETONS:
-                self._skeletons.popitem(last=False)
+        self._skeletons[call_id] = skeleton
+        while len(self._skeletons) > SKELETONS:
+            self._skeletons.popitem(last=False)
 
     def dropped(self) -> None:
         """The session leaves memory."""

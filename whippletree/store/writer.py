@@ -168,7 +168,28 @@ class GroupWriter:
             logger.exception("what was written lately would not survive a power cut")
 
     def _commit(self, group: Sequence[_Write[Any]]) -> None:
-        """One transaction for the whole group; each write in a savepoint of its own."""
+        """One transaction for the whole group. Nearly always every write is accepted; else each gets a savepoint of its own."""
+        if not self._commit_plainly(group):
+            self._commit_singly(group)
+
+    def _commit_plainly(self, group: Sequence[_Write[Any]]) -> bool:
+        """All or nothing; whether it was all."""
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            transaction = Transaction(connection, _next_time(connection))
+            for write in group:
+                write.result = write.operation(transaction, write.key)
+            connection.execute("COMMIT")
+        except Exception:  # noqa: BLE001 - whoever is at fault is found when each write is done by itself
+            self._roll_back()
+            return False
+        for write in group:
+            write.future.set_result(write.result)
+        return True
+
+    def _commit_singly(self, group: Sequence[_Write[Any]]) -> None:
+        """One transaction; each write in a savepoint of its own."""
         refused: list[tuple[_Write[Any], Exception]] = []
         done: list[_Write[Any]] = []
         connection = self._connection
