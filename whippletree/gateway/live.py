@@ -51,7 +51,7 @@ class LiveCall:
         self._phase: Literal["sampling", "recording"] = "sampling"
         self._abandoned: RequestError | None = None
         self._followers = 0
-        self._news: asyncio.Future[None] | None = None
+        self._ears: set[asyncio.Future[bool]] = set()  # of followers that wait for something new
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -128,8 +128,8 @@ class LiveCall:
             self._tell()
 
     def _tell(self) -> None:
-        self._wake(self._news)
-        self._news = None
+        for ear in self._ears:
+            _tell(ear, True)
 
     def abandon(self, error: RequestError) -> None:
         """Stop sampling; followers get `error`. No-op once it is recording."""
@@ -161,11 +161,20 @@ class LiveCall:
                 yield self.deltas[seen - 1]
             if self.done.done():
                 return
-            if self._news is None:
-                self._news = asyncio.get_running_loop().create_future()
-            told, _ = await asyncio.wait({self._news}, timeout=keepalive)
-            if not told:
+            if not await self._news(keepalive):
                 yield None
+
+    async def _news(self, limit: float) -> bool:
+        """Wait until there is something new (True), at most `limit` seconds (False)."""
+        loop = asyncio.get_running_loop()
+        ear: asyncio.Future[bool] = loop.create_future()
+        late = loop.call_later(limit, _tell, ear, False)
+        self._ears.add(ear)
+        try:
+            return await ear
+        finally:
+            self._ears.discard(ear)
+            late.cancel()
 
     async def settled(self, limit: float) -> bool:
         """Wait until the call's task has ended, at most `limit` seconds; whether it has."""
@@ -173,6 +182,11 @@ class LiveCall:
             return True
         done, _ = await asyncio.wait({self._task}, timeout=limit)
         return bool(done)
+
+
+def _tell(ear: asyncio.Future[bool], news: bool) -> None:
+    if not ear.done():
+        ear.set_result(news)
 
 
 def _reason(task: asyncio.Task[None]) -> WhippletreeError:

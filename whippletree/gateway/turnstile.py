@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-PIECES = 4
+PIECES = 2
 """Let through per iteration: a millisecond or two of work. One would mean a look at every socket between any two pieces."""
 
 
