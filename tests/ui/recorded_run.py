@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from whippletree.configuration import dump
 from whippletree.gateway.deltas import pack
+from whippletree.gateway.digest import fields_of
 from whippletree.gateway.dialects import Target
 from whippletree.gateway.dialects.chat import ChatDialect
 from whippletree.gateway.keys import load_secret
@@ -85,7 +86,7 @@ def write_call(store: SqliteStore, attempt: Attempt, story: Story, index: int, v
     if index:
         base = f"c-{rollout}-{attempt.attempt}-{index - 1}"
         earlier = msgspec.json.encode({"model": "policy", "messages": messages[:-2], "tools": TOOLS})
-        _, skeleton = pack(earlier, None, "")
+        _, skeleton = pack(earlier, fields_of(earlier), None, "")
     times = (
         story.times[index]
         if story.times
@@ -120,7 +121,7 @@ def write_call(store: SqliteStore, attempt: Attempt, story: Story, index: int, v
         prompt_delta=np.arange(12 if index == 0 else 8, dtype=np.int32),
         sampled_ids=np.arange(20, 26, dtype=np.int32),
         logprobs=np.linspace(-1.5, -0.01, 6, dtype=np.float32),
-        request_json=pack(body, skeleton, base)[0],
+        request_json=pack(body, fields_of(body), skeleton, base)[0],
         messages_json=msgspec.json.encode(DIALECT.parse(body, Target()).messages[known:]),
         reply_json=msgspec.json.encode(said),
     )
