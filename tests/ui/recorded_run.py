@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from whippletree.configuration import dump
 from whippletree.gateway.deltas import pack
-from whippletree.gateway.digest import fields_of
 from whippletree.gateway.dialects import Target
 from whippletree.gateway.dialects.chat import ChatDialect
+from whippletree.gateway.digest import fields_of
 from whippletree.gateway.keys import load_secret
 from whippletree.loop.config import LoopSection, RunConfig, SourceSection
 from whippletree.loop.evaluation import Heldout, evaluation_specs, summarise
