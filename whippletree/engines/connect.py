@@ -5,8 +5,6 @@ Invariants (tests/engines/test_completions_connect.py): each client satisfies pr
 
 from __future__ import annotations
 
-from typing import Literal
-
 from whippletree.engines.completions import CompletionsEngine
 from whippletree.engines.config import EmbeddedConfig, EngineConfig, HostedConfig, ScriptedConfig, SglangConfig, VllmConfig
 from whippletree.engines.embedded.client import EmbeddedEngine
@@ -17,8 +15,6 @@ from whippletree.engines.transport import Timeouts
 from whippletree.engines.vllm import VllmEngine
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import Engine
-
-EngineKind = Literal["embedded", "vllm", "sglang", "completions"]
 
 
 def connect(

@@ -27,8 +27,6 @@ from whippletree.engines.scripted import ScriptedEngine
 from whippletree.errors import EngineError, EngineUnavailable, RequestError
 from whippletree.types import GenerateRequest, TokenChunk, WeightUpdate
 
-BODY_LIMIT_BYTES = 64 * 1024 * 1024
-
 
 class ScriptedServer:
     """A scripted engine behind HTTP."""
@@ -49,16 +47,7 @@ class ScriptedServer:
 
     def app(self) -> web.Application:
         """The routes of the embedded engine."""
-        app = web.Application(middlewares=[bodies.errors], client_max_size=BODY_LIMIT_BYTES)
-        app.router.add_post("/v1/completions", self.completions)
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/health", self.health)
-        app.router.add_get("/status", self.status)
-        app.router.add_post("/pause", self.pause)
-        app.router.add_post("/resume", self.resume)
-        app.router.add_post("/abort", self.abort)
-        app.router.add_post("/update_weights", self.update_weights)
-        return app
+        return bodies.routes(self)
 
     async def close(self) -> None:
         """Nothing to end but the engine."""

@@ -44,7 +44,7 @@ class LiveCall:
         self.sampled = sampled
         self.digest = digest
         self._head = head
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.deltas: list[StreamDelta] = []
         self.done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(_look)  # a failure that nobody follows any more is not a programming error
@@ -72,7 +72,7 @@ class LiveCall:
     def prepared(self, head: ReplyHead) -> None:
         """The prompt is known."""
         self._head = head
-        self._wake(self._ready)
+        _tell(self._ready, True)
 
     async def begun(self) -> None:
         """Follow the call until its head is known. Raises what ended it before."""
@@ -87,11 +87,6 @@ class LiveCall:
         self._followers -= 1  # whoever asked joins it now
         if self._head is None:
             await asyncio.shield(self.done)
-
-    @staticmethod
-    def _wake(future: asyncio.Future[None] | None) -> None:
-        if future is not None and not future.done():
-            future.set_result(None)
 
     def start(self, sample: Callable[[], Awaitable[None]], record: Callable[[bool], Awaitable[Reply | None]]) -> None:
         """Run the call: `sample` to its end, then `record`, which is told whether sampling was cut short."""
@@ -118,7 +113,7 @@ class LiveCall:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not self.done.done():
             self.done.set_exception(_reason(task))
-        self._wake(self._ready)
+        _tell(self._ready, True)
         self._tell()
 
     def publish(self, deltas: list[StreamDelta]) -> None:

@@ -31,7 +31,6 @@ FORWARDED = "X-Whippletree-Forwarded"
 HOP_HEADERS = frozenset(
     {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "content-length", "host", "expect"}
 )
-CHUNK = 65536  # bytes
 
 
 class Peers:

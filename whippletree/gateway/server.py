@@ -144,21 +144,33 @@ def calm_collector() -> None:
     gc.set_threshold(GC_THRESHOLD, 20, 100)
 
 
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set while the running loop runs."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+@asynccontextmanager
+async def owned(parts: Parts) -> AsyncIterator[Parts]:
+    """What a process was started to serve, with a calm collector; at the end engines and store are closed."""
+    calm_collector()
+    try:
+        yield parts
+    finally:
+        for engine in parts.engines:
+            await engine.close()
+        parts.store.close()
+
+
 def run(config: GatewayConfig, parts: Callable[[], Parts], *, ready_file: Path | None = None) -> None:
     """Serve in this process, on uvloop, until SIGTERM or SIGINT; then close engines and store."""
     import uvloop
 
     async def main() -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        made = parts()
-        calm_collector()
-        try:
+        stop = stop_on_signals()
+        async with owned(parts()) as made:
             await serve(config, made, ready_file=ready_file, stop=stop)
-        finally:
-            for engine in made.engines:
-                await engine.close()
-            made.store.close()
 
     uvloop.run(main())

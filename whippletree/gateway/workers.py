@@ -33,7 +33,7 @@ from whippletree.files import write_json
 from whippletree.gateway.access import check_bind
 from whippletree.gateway.config import GatewayConfig
 from whippletree.gateway.peers import Peers
-from whippletree.gateway.server import Parts, calm_collector, serving
+from whippletree.gateway.server import Parts, owned, serving, stop_on_signals
 from whippletree.gateway.wire import ReadyFile
 
 READY_LIMIT = 120.0  # seconds for a first worker to serve
@@ -198,21 +198,15 @@ def run(config: GatewayConfig, parts: Callable[[int], Parts], *, ready_file: Pat
 
 
 async def _serve_worker(config: GatewayConfig, parts: Callable[[int], Parts], place: Place, ready: Callable[[], None]) -> None:
-    stop = asyncio.Event()
+    stop = stop_on_signals()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     loop.add_reader(place.lifeline, stop.set)
-    made = parts(place.number)
-    calm_collector()
-    peers = Peers(place.number, config.host, place.ports, made.secret)
-    try:
-        async with serving(config, made, sockets=place.sockets, peers=peers):
-            ready()
-            await stop.wait()
-    finally:
-        loop.remove_reader(place.lifeline)
-        await peers.close()
-        for engine in made.engines:
-            await engine.close()
-        made.store.close()
+    async with owned(parts(place.number)) as made:
+        peers = Peers(place.number, config.host, place.ports, made.secret)
+        try:
+            async with serving(config, made, sockets=place.sockets, peers=peers):
+                ready()
+                await stop.wait()
+        finally:
+            loop.remove_reader(place.lifeline)
+            await peers.close()

@@ -58,12 +58,15 @@ class ChatRenderer:
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """The text that `render` encodes."""
-        key = msgspec.msgpack.encode((messages, tools))
+        key = _key(messages, tools)
         text = self._texts.get(key)
         if text is None:
             text = self._checked(messages, tools)
-            self._texts.put(key, text, len(key) + 4 * len(text))
+            self._remember(key, text)
         return text
+
+    def _remember(self, key: bytes, text: str) -> None:
+        self._texts.put(key, text, len(key) + 4 * len(text))
 
     def _checked(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """The text, made anew: what goes on from a recorded call is asked for once."""
@@ -77,10 +80,14 @@ class ChatRenderer:
         """The ids that follow the recorded ones; None where the policy forbids it. Only the new part is encoded."""
         if self.policy == "engine":
             return None
-        rest = exact_remainder(self.codec, self._checked(messages, tools), recorded.text)
+        text = self._checked(messages, tools)
+        rest = exact_remainder(self.codec, text, recorded.text)
         if rest is None and self.policy == "keep":
             rest = self._kept(recorded, messages, tools)
-        return None if rest is None else self.codec.encode(rest)
+        if rest is None:
+            self._remember(_key(messages, tools), text)  # `render` is asked for the same next
+            return None
+        return self.codec.encode(rest)
 
     def forced(self, tools: Sequence[ToolSpec], name: str) -> list[int]:
         """Ids that begin a call of the tool `name`, or of any ("") tool; [] where calls are not read or no tool is offered."""
@@ -119,6 +126,10 @@ class ChatRenderer:
         """The messages as this template takes them: where it takes one system message, the first ones are joined and later ones
         come from the user."""
         return messages if self.layout.any_system else fit_system(messages)
+
+
+def _key(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bytes:
+    return msgspec.msgpack.encode((messages, tools))
 
 
 def fit_system(messages: Sequence[Message]) -> list[Message]:

@@ -6,7 +6,7 @@ Invariant (tests/engines/test_embedded_process.py): every refusal is a JSON erro
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -16,6 +16,58 @@ from whippletree.errors import ContextOverflow, EngineError, EngineUnavailable, 
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+BODY_LIMIT_BYTES = 64 * 1024 * 1024
+
+
+class Handlers(Protocol):
+    """What answers the routes of an engine server."""
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions."""
+        ...
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/models."""
+        ...
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        """GET /health."""
+        ...
+
+    async def status(self, request: web.Request) -> web.StreamResponse:
+        """GET /status."""
+        ...
+
+    async def pause(self, request: web.Request) -> web.StreamResponse:
+        """POST /pause."""
+        ...
+
+    async def resume(self, request: web.Request) -> web.StreamResponse:
+        """POST /resume."""
+        ...
+
+    async def abort(self, request: web.Request) -> web.StreamResponse:
+        """POST /abort."""
+        ...
+
+    async def update_weights(self, request: web.Request) -> web.StreamResponse:
+        """POST /update_weights."""
+        ...
+
+
+def routes(handlers: Handlers) -> web.Application:
+    """The application of an engine server."""
+    app = web.Application(middlewares=[errors], client_max_size=BODY_LIMIT_BYTES)
+    app.router.add_post("/v1/completions", handlers.completions)
+    app.router.add_get("/v1/models", handlers.models)
+    app.router.add_get("/health", handlers.health)
+    app.router.add_get("/status", handlers.status)
+    app.router.add_post("/pause", handlers.pause)
+    app.router.add_post("/resume", handlers.resume)
+    app.router.add_post("/abort", handlers.abort)
+    app.router.add_post("/update_weights", handlers.update_weights)
+    return app
 
 
 async def read(request: web.Request, kind: type[T]) -> T:

@@ -27,8 +27,6 @@ from whippletree.engines.embedded.worker import EngineWorker, Mailbox
 from whippletree.errors import ConfigurationError, EngineError, RequestError
 from whippletree.types import EngineStatus, TokenChunk, WeightUpdate
 
-BODY_LIMIT_BYTES = 64 * 1024 * 1024
-
 
 class EmbeddedServer:
     """One engine behind HTTP. Create it inside a running event loop; `close` ends its thread."""
@@ -66,16 +64,7 @@ class EmbeddedServer:
 
     def app(self) -> web.Application:
         """The routes. Closing the application ends the engine thread."""
-        app = web.Application(middlewares=[bodies.errors], client_max_size=BODY_LIMIT_BYTES)
-        app.router.add_post("/v1/completions", self.completions)
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/health", self.health)
-        app.router.add_get("/status", self.status)
-        app.router.add_post("/pause", self.pause)
-        app.router.add_post("/resume", self.resume)
-        app.router.add_post("/abort", self.abort)
-        app.router.add_post("/update_weights", self.update_weights)
-        return app
+        return bodies.routes(self)
 
     async def close(self) -> None:
         """Abort what is in flight and end the engine thread."""
