@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 
 from readers import read_stream, read_whole
@@ -10,13 +11,18 @@ from readers import read_stream, read_whole
 from whippletree.gateway.dialects import Target
 
 FOLDERS = [Path(__file__).parent / "recordings", *map(Path, filter(None, [os.environ.get("WHIPPLETREE_RECORDINGS")]))]
-ENDS = {"chat": b"data: [DONE]", "gemini": b'"finishReason"'}
+ENDS = {
+    "chat": b"data: [DONE]",
+    "gemini": b'"finishReason"',
+    "messages": b"event: message_stop",
+    "responses": b"event: response.completed",
+}
 
 
 def exchanges(path, part):
-    """Exchanges of one file whose address has `part` in it."""
+    """Exchanges of one file whose address has the pattern `part` in it."""
     with gzip.open(path, "rt") as lines:
-        return [one for one in map(json.loads, lines) if one["body"] and part in str(one["path"])]
+        return [one for one in map(json.loads, lines) if one["body"] and re.search(part, str(one["path"]))]
 
 
 def files(part):
@@ -42,6 +48,8 @@ def turn_of(dialect, exchange):
     if exchange["status"] != 200 or not response:
         return None
     if isinstance(response, dict):
-        return read_whole(dialect, json.dumps(response).encode()).message if "choices" in response else None
+        if dialect == "chat" and "choices" not in response:
+            return None
+        return read_whole(dialect, json.dumps(response).encode()).message
     data = response.encode()
     return read_stream(dialect, data).message if ENDS[dialect] in data else None

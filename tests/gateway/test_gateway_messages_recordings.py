@@ -1,15 +1,13 @@
 """The Messages dialect against what harnesses sent and got. WHIPPLETREE_RECORDINGS names a folder with more recordings."""
 
-import gzip
 import json
-import os
-from pathlib import Path
 
 import anthropic
 import httpx2
 import msgspec
 import pytest
 from readers import read_stream, read_whole
+from recorded import FOLDERS, files, turn_of
 
 from whippletree.gateway.dialects import ReplyHead, Target
 from whippletree.gateway.dialects.messages import MessagesDialect
@@ -23,37 +21,16 @@ CALL = Call(
     call_id="c-12", rollout_id="r", attempt=1, index=0, digest="d", prompt_tokens=7, sampled_tokens=5, finish_reason="stop",
     times=CallTimes(received=0.0), sampling=Sampling(), cached_tokens=3,
 )  # fmt: skip
-FOLDERS = [Path(__file__).parent / "recordings", *map(Path, filter(None, [os.environ.get("WHIPPLETREE_RECORDINGS")]))]
-
-
-def exchanges(path):
-    with gzip.open(path, "rt") as lines:
-        found = [json.loads(line) for line in lines]
-    return [one for one in found if one["body"] and str(one["path"]).endswith("/v1/messages")]
-
-
-FILES = {path.name: path for folder in FOLDERS for path in sorted(folder.glob("*.jsonl.gz")) if exchanges(path)}
+FILES = files("/v1/messages$")
 
 
 @pytest.fixture(params=FILES)
 def recorded(request):
-    return exchanges(FILES[request.param])
+    return FILES[request.param]
 
 
 def parse(exchange):
     return DIALECT.parse(json.dumps(exchange["body"]).encode(), Target())
-
-
-def turn(exchange):
-    """The turn that the harness got, None where it got none to its end."""
-    response = exchange["response"]
-    if exchange["status"] != 200:
-        return None
-    if isinstance(response, dict):
-        return read_whole("messages", json.dumps(response).encode()).message
-    if "event: message_stop" not in (response or ""):
-        return None
-    return read_stream("messages", response.encode()).message
 
 
 def test_all_recordings_are_at_hand():
@@ -83,7 +60,7 @@ def blocks(body):
 def test_what_stands_before_a_sampled_turn_stays_the_same_and_the_turn_is_found_after_it(recorded):
     found = 0
     for place, earlier in enumerate(recorded):
-        message, first = turn(earlier), parse(earlier)
+        message, first = turn_of("messages", earlier), parse(earlier)
         if message is None:
             continue
         for later in recorded[place + 1 :]:
@@ -100,7 +77,7 @@ def test_what_stands_before_a_sampled_turn_stays_the_same_and_the_turn_is_found_
 
 
 def test_a_recorded_turn_written_again_is_the_same_turn(recorded):
-    for message in filter(None, map(turn, recorded)):
+    for message in filter(None, (turn_of("messages", exchange) for exchange in recorded)):
         assert read_whole("messages", DIALECT.reply(HEAD, CALL, message)).message == message
         writer = DIALECT.stream(HEAD)
         stream = b"".join([*(writer.delta(delta) for delta in by_character(message)), writer.end(CALL, message)])

@@ -1,15 +1,13 @@
 """The Responses dialect against what harnesses sent and got. WHIPPLETREE_RECORDINGS names a folder with more recordings."""
 
 import contextlib
-import gzip
 import itertools
 import json
-import os
-from pathlib import Path
 
 import msgspec
 import pytest
 from readers import read_stream, read_whole
+from recorded import FOLDERS, files, turn_of
 
 from whippletree.gateway.dialects import ReplyHead, Target
 from whippletree.gateway.dialects.responses import ResponsesDialect
@@ -23,36 +21,17 @@ CALL = Call(
     call_id="c-12", rollout_id="r", attempt=1, index=0, digest="d", prompt_tokens=7, sampled_tokens=5, finish_reason="stop",
     times=CallTimes(received=0.0), sampling=Sampling(), cached_tokens=3,
 )  # fmt: skip
-FOLDERS = [Path(__file__).parent / "recordings", *map(Path, filter(None, [os.environ.get("WHIPPLETREE_RECORDINGS")]))]
 CALLS = ("function_call", "custom_tool_call")
-
-
-def exchanges(path):
-    with gzip.open(path, "rt") as lines:
-        found = [json.loads(line) for line in lines]
-    return [one for one in found if one["body"] and str(one["path"]).endswith("/responses")]
-
-
-FILES = {path.name: path for folder in FOLDERS for path in sorted(folder.glob("*.jsonl.gz")) if exchanges(path)}
+FILES = files("/responses$")
 
 
 @pytest.fixture(params=FILES)
 def recorded(request):
-    return exchanges(FILES[request.param])
+    return FILES[request.param]
 
 
 def parse(body):
     return DIALECT.parse(json.dumps(body).encode(), Target())
-
-
-def turn(exchange):
-    """The turn that the harness got, None where it got none to its end."""
-    response = exchange["response"]
-    if exchange["status"] != 200:
-        return None
-    if isinstance(response, dict):
-        return read_whole("responses", json.dumps(response).encode()).message
-    return read_stream("responses", response.encode()).message if "event: response.completed" in (response or "") else None
 
 
 def without_previous(exchange):
@@ -115,7 +94,7 @@ def written(request, message):
 
 def model_turn(exchange, request):
     """The recorded turn as our model would have sampled it: tools under the names that it sees."""
-    message = turn(exchange)
+    message = turn_of("responses", exchange)
     if message is None:
         return None
     flat = {tool.own_name: tool.name for tool in request.tools if tool.own_name}
@@ -170,10 +149,10 @@ def test_recorded_following_requests_go_on_from_the_recorded_turn(recorded):
     seen = 0
     for earlier, later in itertools.pairwise(recorded):
         request, following = parse(without_previous(earlier)), parse(without_previous(later))
-        message = turn(earlier)
+        message = turn_of("responses", earlier)
         place = len(request.messages)
         if message is None or following.messages[:place] != request.messages or len(following.messages) <= place:
             continue
         assert normal_form(following.messages[place]) == normal_form(reply_message(message))
         seen += 1
-    assert seen or len(recorded) < 2 or not any(turn(exchange) for exchange in recorded[:-1])
+    assert seen or len(recorded) < 2 or not any(turn_of("responses", exchange) for exchange in recorded[:-1])
