@@ -194,3 +194,30 @@ def test_the_short_way_leads_out_of_no_sandbox(expression: str) -> None:
     template = ChatTemplate("{{ " + expression + " }}", "", {}, RenderingConfig())
     with pytest.raises(RequestError):
         template.render([], TOOLS, generation_prompt=False)
+
+
+def call_of(arguments: str) -> Message:
+    return Message(role="assistant", content="", tool_calls=(ToolCall(id="1", name="bash", arguments=arguments),))
+
+
+def test_what_is_remembered_of_arguments_changes_no_text() -> None:
+    source = (
+        "{% for m in messages %}{% set a = m.tool_calls[0].function.arguments %}"
+        "{{ a if a is string else a | tojson }}{{ a | tojson(sort_keys=true) }}{{ a }}{{ a is mapping }}"
+        "{% if a is mapping %}"
+        "{% for k, v in a | items %}{{ k }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    texts = ['{"b": 1, "a": {"é": [1, 2]}}', '{"b":1,"a":{"é":[1,2]}}', "[1]", "no JSON", '{"items": 3}', "{}"]
+    used = ChatTemplate(source, "", {}, RenderingConfig())
+    for text in [*texts, *texts]:
+        fresh = ChatTemplate(source, "", {}, RenderingConfig())
+        again = used.render([call_of(text)], [], generation_prompt=True)
+        assert again == fresh.render([call_of(text)], [], generation_prompt=True)
+
+
+def test_no_template_can_change_what_is_remembered_of_arguments() -> None:
+    call = call_of('{"a": [1]}')
+    for change in ("update({'b': 2})", "a.append(2)", "pop('a')"):
+        template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments." + change + " }}", "", {}, RenderingConfig())
+        with pytest.raises(RequestError):
+            template.render([call], [], generation_prompt=True)

@@ -83,8 +83,7 @@ class ChatClient:
                 raise
             last = reader.end(done=True)
         finally:
-            if running.response is not None:
-                running.response.close()
+            running.close()
         yield last
 
     async def _read(self, batch: Received, reader: ChatReader) -> ChatChunk | None:

@@ -9,7 +9,7 @@ Who waits for whom: `generate` waits for the server's next bytes, at most `Timeo
 
 Invariants (tests/engines/test_completions_client.py):
 - a turn's chunks are those of wire.TurnReader: aligned, with one end;
-- every failure of the connection is EngineUnavailable; nothing else of aiohttp leaves this module;
+- every failure of the connection is EngineUnavailable;
 - closing the iterator early, or abort, closes the HTTP response, and no connection is left open by `close`.
 """
 
@@ -127,13 +127,12 @@ class CompletionsEngine:
                     yield chunk
             last = turn.end()
         except EngineUnavailable:
-            if not (running.aborted.is_set() or turn.finished):
+            if not (running.aborted or turn.finished):
                 raise
-            last = turn.aborted() if running.aborted.is_set() else turn.end()
+            last = turn.aborted() if running.aborted else turn.end()
         finally:
             del self._running[request.request_id]
-            if running.response is not None:
-                running.response.close()
+            running.close()
         yield last
 
     async def abort(self, request_id: str) -> None:

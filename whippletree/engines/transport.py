@@ -1,16 +1,17 @@
 """HTTP to an engine: one pool of kept connections, typed failures, the events of a stream by network read.
 
     stream ──► POST ──► every read ──► the events that it completes, together
-    Running.end (abort, closing) ──► the HTTP response is closed ──► the server ends the request
+    Running.end (abort, closing) ──► the connection is closed ──► the server ends the request
 
-Who waits for whom: `stream` waits for the server's next bytes, at most `Timeouts.read` seconds; `Running.end` unblocks it.
-The pool has no limit of its own: as many connections are open as requests are in flight.
+Who waits for whom: `stream` waits for the server's next bytes, at most `Timeouts.read` seconds; `Running.end` unblocks it (a
+connection that is still being made: when it is made). The pool has no limit of its own: as many connections are open as
+requests are in flight.
 
 Invariants (tests/engines/test_transport.py):
-- every failure of the connection is EngineUnavailable; nothing else of aiohttp leaves this module;
+- every failure of the connection is EngineUnavailable;
 - a kept connection that the server closed meanwhile is tried once more, any other failure is told;
 - the key is in no error, not even where the server repeats it;
-- ending a request closes its response, and no connection is left open by `close`.
+- ending a request closes its connection, and no connection is left open by `close`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from email.utils import parsedate_to_datetime
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from whippletree.engines.events import DONE, EventReader
+from whippletree.engines.http1 import Pool, Reply, Server, Unanswered
 from whippletree.engines.wire import refusal
 from whippletree.errors import ConfigurationError, EngineError, EngineUnavailable
 from whippletree.types import Struct
@@ -64,17 +65,18 @@ class Running:
     """A request in flight: what abort needs to end it."""
 
     def __init__(self) -> None:
-        self.aborted = asyncio.Event()
-        self.post: asyncio.Future[aiohttp.ClientResponse] | None = None  # while the response is waited for
-        self.response: aiohttp.ClientResponse | None = None
+        self.aborted = False
+        self.reply: Reply | None = None
 
     def end(self) -> None:
-        """Close the response, or give up waiting for it."""
-        self.aborted.set()
-        if self.post is not None:
-            self.post.cancel()
-        if self.response is not None:
-            self.response.close()
+        """The request is to end now."""
+        self.aborted = True
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more of its reply is wanted."""
+        if self.reply is not None:
+            self.reply.close()
 
 
 class Transport:
@@ -93,19 +95,40 @@ class Transport:
         self.base_url = base_url.rstrip("/")
         self.timeouts = timeouts or Timeouts()
         self._key = api_key
-        self._session: aiohttp.ClientSession | None = None
+        self._prefix = parts.path.rstrip("/")
+        headers = [("Content-Type", "application/json"), ("User-Agent", "whippletree")]
+        if api_key:
+            if not api_key.isascii() or not api_key.isprintable():
+                raise ConfigurationError("the engine's key has characters that no header can hold", "copy the key again")
+            headers.append(("Authorization", f"Bearer {api_key}"))
+        tls = parts.scheme == "https"
+        server = Server(
+            host=parts.hostname,
+            port=_port(base_url) or (443 if tls else 80),
+            tls=tls,
+            headers=tuple(headers),
+            connect=self.timeouts.connect,
+            keep=KEEP_SECONDS,
+            buffer=READ_BUFFER_BYTES,
+        )
+        self._pool = Pool(server)
 
     async def request(self, method: str, path: str, body: bytes | None = None, *, seconds: float) -> bytes:
         """One whole HTTP exchange within `seconds`: the body of a 2xx reply. Raises EngineError and its kinds."""
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self.timeouts.connect)
+        running = Running()
         try:
-            async with await self._send(method, path, body, timeout) as response:
-                data = await response.read()
-                if response.status >= 300:
-                    raise self._refused(response, data, self.name)
-                return data
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._unavailable(error, path) from error
+            async with asyncio.timeout(seconds):
+                reply = await self._begun(method, path, body or b"", seconds, running)
+                data = await reply.rest()
+        except TimeoutError:
+            raise self._unavailable(f"no whole reply after {seconds:g} s", path) from None
+        except OSError as error:
+            raise self._unavailable(str(error), path) from error
+        finally:
+            running.close()
+        if reply.status >= 300:
+            raise self._refused(reply, data, self.name)
+        return data
 
     async def call(self, method: str, path: str, reply: type[R], body: Struct | None = None) -> R:
         """One control request with a typed reply. Raises EngineError and its kinds."""
@@ -124,19 +147,19 @@ class Transport:
         A body that is no event stream, or that holds no event, comes whole. Raises EngineError and its kinds.
         """
         try:
-            response = running.response = await self._post(path, body, running)
-            if response.status >= 300:
-                raise self._refused(response, await response.read(), f"{who},")
-            if response.content_type != "text/event-stream":
-                yield Received([await response.read()], True)
+            reply = await self._begun("POST", path, body, self.timeouts.read, running)
+            if reply.status >= 300:
+                raise self._refused(reply, await reply.rest(), f"{who},")
+            if reply.content_type != "text/event-stream":
+                yield Received([await reply.rest()], True)
                 return
             events = EventReader(joins=joins)
             seen = False
-            async for data in response.content.iter_any():
+            while data := await reply.read():
                 batch = events.feed(data)
                 if DONE in batch:
                     yield Received(batch[: batch.index(DONE)], False, True)
-                    await _drain(response)
+                    await _drain(reply)
                     return
                 if batch:
                     seen = True
@@ -145,8 +168,8 @@ class Transport:
                 yield Received(batch)
             elif events.unframed() and not seen:  # an error page under the wrong content type
                 yield Received([events.unframed()], True)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._unavailable(error, path) from error
+        except OSError as error:
+            raise self._unavailable(str(error), path) from error
 
     def garbled(self, error: msgspec.DecodeError, data: bytes) -> EngineError:
         """The error for what is not of the expected form; `data` is quoted."""
@@ -163,58 +186,44 @@ class Transport:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        self._pool.close()
 
-    async def _post(self, path: str, body: bytes, running: Running) -> aiohttp.ClientResponse:
-        """Response headers of a sampling request, or EngineUnavailable once it is aborted."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeouts.connect, sock_read=self.timeouts.read)
-        post = running.post = asyncio.ensure_future(self._send("POST", path, body, timeout))
-        if running.aborted.is_set():
-            post.cancel()
+    async def _begun(self, method: str, path: str, body: bytes, silence: float, running: Running) -> Reply:
+        """A reply whose head has come. Raises OSError; EngineUnavailable where the request was ended before."""
         try:
-            return await post
-        except asyncio.CancelledError:
-            own = asyncio.current_task()
-            if running.aborted.is_set() and not (own is not None and own.cancelling()):
-                raise EngineUnavailable(f"{self.name}: the request was aborted", "nothing to do") from None
-            raise
-        finally:
-            running.post = None
+            return await self._asked(method, path, body, silence, running, fresh=False)
+        except Unanswered:  # a kept connection that the server closed meanwhile is no answer
+            return await self._asked(method, path, body, silence, running, fresh=True)
 
-    async def _send(self, method: str, path: str, body: bytes | None, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """Response headers. A kept connection that the server closed meanwhile is not an answer: it is tried once more."""
-        session = self._open()
+    async def _asked(self, method: str, path: str, body: bytes, silence: float, running: Running, *, fresh: bool) -> Reply:
+        reply = running.reply = await self._pool.open(method, self._prefix + path, body, silence=silence, fresh=fresh)
+        if running.aborted:
+            reply.close()
         try:
-            return await session.request(method, self.base_url + path, data=body, timeout=timeout)
-        except aiohttp.ClientConnectorError:
+            await reply.head()
+        except OSError as error:
+            if running.aborted:
+                raise EngineUnavailable(f"{self.name}: the request was aborted", "nothing to do") from error
             raise
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            return await session.request(method, self.base_url + path, data=body, timeout=timeout)
+        return reply
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            headers = {"Content-Type": "application/json"}
-            if self._key:
-                headers["Authorization"] = f"Bearer {self._key}"
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_SECONDS),
-                headers=headers,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                read_bufsize=READ_BUFFER_BYTES,
-            )
-        return self._session
+    def _refused(self, reply: Reply, data: bytes, who: str) -> EngineError:
+        seconds = retry_after(reply.headers.get("retry-after", ""), reply.headers.get("date", ""))
+        return refusal(reply.status, self.clean(data.decode("utf-8", "replace")).encode(), who, seconds)
 
-    def _refused(self, response: aiohttp.ClientResponse, data: bytes, who: str) -> EngineError:
-        seconds = retry_after(response.headers.get("Retry-After", ""), response.headers.get("Date", ""))
-        return refusal(response.status, self.clean(data.decode("utf-8", "replace")).encode(), who, seconds)
-
-    def _unavailable(self, error: BaseException, path: str) -> EngineUnavailable:
-        reason = self.clean(str(error) or type(error).__name__)
+    def _unavailable(self, reason: str, path: str) -> EngineUnavailable:
         return EngineUnavailable(
-            f"{self.name} at {self.base_url}{path}: {reason}", "check that the engine runs; a retry may help"
+            f"{self.name} at {self.base_url}{path}: {self.clean(reason) or 'the connection failed'}",
+            "check that the engine runs; a retry may help",
         )
+
+
+def _port(url: str) -> int | None:
+    """Raises ConfigurationError where the port is no port."""
+    try:
+        return urlsplit(url).port
+    except ValueError as error:
+        raise ConfigurationError(f"engine URL {url!r}: {error}", "write for example http://127.0.0.1:8100") from error
 
 
 def retry_after(value: str, date: str) -> float:
@@ -227,9 +236,9 @@ def retry_after(value: str, date: str) -> float:
     return min(wait, LONGEST_RETRY_AFTER) if wait > 0 else 0.0
 
 
-async def _drain(response: aiohttp.ClientResponse) -> None:
+async def _drain(reply: Reply) -> None:
     """Read past the last event to the end of the reply, so that its connection can be used again; do not insist."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            while not response.content.at_eof():
-                await response.content.readany()
+    if not reply.whole:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await reply.rest()

@@ -4,14 +4,13 @@ Invariants (tests/rendering/test_rendering_codec.py):
 - decode(a + b) is the text of the bytes of a followed by the bytes of b: no clean-up, no skipped token, no added space;
 - decode(encode(text)) == canonical(text), and canonical(text) == text unless the tokenizer itself rewrites text;
 - a Detokeniser's pieces, joined, are decode of all ids, wherever the ids are split, also inside a character.
-Texts are encoded segment by segment through a cache (segments.py).
+Texts are encoded segment by segment through a cache (segments.py), and word by word where the tokenizer allows it (words.py).
 """
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from tokenizers import Tokenizer
 
 from whippletree.errors import ConfigurationError
 from whippletree.rendering.segments import SegmentEncoder
-from whippletree.types import Struct
+from whippletree.rendering.tokenizer_file import TokenizerSpec, byte_of
+from whippletree.rendering.words import word_encoder
 
 SPACE_MARK = "\u2581"
 CACHE_BYTES = 64 << 20
@@ -53,37 +53,6 @@ def load_codec(path: Path, cache_bytes: int = CACHE_BYTES) -> Codec:
     return codec
 
 
-class AddedToken(Struct):
-    """An entry of `added_tokens`. `lstrip` and `rstrip` swallow the white space beside the token; a `single_word` is found only
-    between words; a `normalized` one is looked for after the tokenizer has rewritten the text.
-
-    Example: AddedToken(id=2, content="<|im_end|>")
-    """
-
-    id: int
-    content: str
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
-    normalized: bool = False
-
-    @property
-    def plain(self) -> bool:
-        """True when the text beside the token plays no part."""
-        return not (self.lstrip or self.rstrip or self.single_word)
-
-
-class TokenizerSpec(Struct):
-    """The parts of a `tokenizer.json` that decide how ids become text.
-
-    Example: TokenizerSpec(added_tokens=(AddedToken(id=2, content="<|im_end|>"),), decoder={"type": "ByteLevel"})
-    """
-
-    added_tokens: tuple[AddedToken, ...] = ()
-    decoder: dict[str, Any] | None = None
-    normalizer: dict[str, Any] | None = None
-
-
 class Codec:
     """One tokenizer. Safe to use from several threads."""
 
@@ -93,11 +62,13 @@ class Codec:
         self._added = frozenset(token.id for token in spec.added_tokens)
         self.rewrites = spec.normalizer is not None or any(token.lstrip or token.rstrip for token in spec.added_tokens)
         first = [token for token in spec.added_tokens if not token.normalized]
+        words = word_encoder(tokenizer, spec)
         self._segments = SegmentEncoder(
             lambda text: self._tokenizer.encode(text, add_special_tokens=False).ids,
             {token.content: token.id for token in first},
             plain=all(token.plain for token in first),
             limit=cache_bytes,
+            between=words.encode if words is not None else None,
         )
 
     @property
@@ -205,7 +176,7 @@ def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
 
 def _byte_level(token: str) -> bytes:
     """Bytes behind the printable stand-ins of a byte-level vocabulary."""
-    table = _stand_ins()
+    table = byte_of()
     return bytes([table[character] for character in token]) if all(c in table for c in token) else token.encode()
 
 
@@ -214,11 +185,3 @@ def _byte_fallback(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace(SPACE_MARK, " ").encode()
-
-
-@lru_cache(maxsize=1)
-def _stand_ins() -> dict[str, int]:
-    """Character → byte: printable Latin-1 stands for itself, every other byte in order for U+0100 onwards (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

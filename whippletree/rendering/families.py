@@ -32,7 +32,7 @@ from whippletree.rendering.codec import Codec, load_codec
 from whippletree.rendering.config import RenderingConfig
 from whippletree.rendering.family_parsing import FamilyParser
 from whippletree.rendering.layout import PROBE_CALL, PROBE_QUESTION, PROBE_TOOL, lead_of_call, opened_call
-from whippletree.rendering.template import message_object, tool_object
+from whippletree.rendering.template import message_object, parsed_arguments, tool_object
 from whippletree.types import Message, ToolSpec
 
 INSTALL = "pip install 'whippletree[renderers]'"
@@ -177,7 +177,7 @@ def family_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     out = []
     for message in messages:
         names |= {call.id: call.name for call in message.tool_calls}
-        entry = message_object(message, text_arguments=False)
+        entry = message_object(message, parsed_arguments)
         if message.role == "tool" and not message.name and message.tool_call_id in names:
             entry["name"] = names[message.tool_call_id]
         out.append(entry)

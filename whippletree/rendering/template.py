@@ -4,7 +4,7 @@ Invariants (tests/rendering/test_rendering_template.py):
 - the text equals what transformers' `apply_chat_template` gives for the same messages and the same date;
 - the same messages give the same text on any day;
 - a template that refuses or cannot render the messages is a RequestError, one that does not compile a ConfigurationError;
-- what is remembered (tools as a template sees them, their JSON) changes no text.
+- what is remembered (tools and arguments as a template sees them, their JSON) changes no text.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from whippletree.types import Message, ToolCall, ToolSpec
 
 TINY = Path(__file__).parent / "templates" / "tiny.jinja"
 TOOLS_BYTES = 16 << 20  # for tool lists that were seen lately
+ARGUMENTS_BYTES = 32 << 20  # for arguments of calls that were seen lately
+OBJECT_BYTES = 500  # of a small object and its place
 OBJECT_FACTOR = 6  # Python objects take about this many times the bytes of their JSON
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -49,14 +51,15 @@ class ChatTemplate:
             ) from error
         self._variables = variables
         self._text_arguments = config.arguments == "text"
-        self._seen: ByteCache[bytes, list[_Tool]] = ByteCache(TOOLS_BYTES)
+        self._seen: ByteCache[bytes, list[_Remembered]] = ByteCache(TOOLS_BYTES)
+        self._arguments: ByteCache[str, _Remembered] = ByteCache(ARGUMENTS_BYTES)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation_prompt: bool) -> str:
         """Text of the messages. Raises RequestError when the template refuses them."""
         template = self._tools if tools else self._plain
         try:
             text = template.render(
-                messages=[message_object(message, text_arguments=self._text_arguments) for message in messages],
+                messages=[message_object(message, self._parsed) for message in messages],
                 tools=self._tool_list(tools) or None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
@@ -68,13 +71,26 @@ class ChatTemplate:
             ) from error
         return text.encode("utf-8", "replace").decode()  # a lone surrogate from an escaped argument has no UTF-8
 
-    def _tool_list(self, tools: Sequence[ToolSpec]) -> list[_Tool]:
+    def _parsed(self, text: str) -> Any:
+        """Arguments of a call as templates see them: parsed, or the text itself where that is wanted or it is no JSON."""
+        if self._text_arguments:
+            return text
+        seen = self._arguments.get(text)
+        if seen is not None:
+            return seen
+        arguments = parsed_arguments(text)
+        if isinstance(arguments, dict):
+            arguments = _Remembered(arguments)
+            self._arguments.put(text, arguments, OBJECT_FACTOR * len(text) + OBJECT_BYTES)
+        return arguments
+
+    def _tool_list(self, tools: Sequence[ToolSpec]) -> list[_Remembered]:
         if not tools:
             return []
         key = msgspec.msgpack.encode(tools)
         seen = self._seen.get(key)
         if seen is None:
-            seen = [_Tool(tool_object(tool)) for tool in tools]
+            seen = [_Remembered(tool_object(tool)) for tool in tools]
             self._seen.put(key, seen, OBJECT_FACTOR * len(key))
         return seen
 
@@ -134,13 +150,21 @@ def _token(value: str | dict[str, Any]) -> str:
     return value if isinstance(value, str) else str(value["content"])
 
 
-def message_object(message: Message, *, text_arguments: bool) -> dict[str, Any]:
-    """A message as transformers hands it to templates: keys that do not apply are left out."""
+def parsed_arguments(text: str) -> Any:
+    """What the arguments of a call hold; the text itself where it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def message_object(message: Message, parsed: Callable[[str], Any]) -> dict[str, Any]:
+    """A message as transformers hands it to templates: keys that do not apply are left out. `parsed` reads arguments."""
     out: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         out |= {"reasoning_content": message.reasoning, "thinking": message.reasoning}
     if message.tool_calls:
-        out["tool_calls"] = [_tool_call(call, text_arguments) for call in message.tool_calls]
+        out["tool_calls"] = [_tool_call(call, parsed) for call in message.tool_calls]
     if message.tool_call_id:
         out["tool_call_id"] = message.tool_call_id
     if message.name:
@@ -148,14 +172,8 @@ def message_object(message: Message, *, text_arguments: bool) -> dict[str, Any]:
     return out
 
 
-def _tool_call(call: ToolCall, text_arguments: bool) -> dict[str, Any]:
-    arguments: Any = call.arguments
-    if not text_arguments:
-        try:
-            arguments = json.loads(call.arguments)
-        except (ValueError, RecursionError):
-            arguments = call.arguments
-    function = {"name": call.name, "arguments": arguments, "arguments_text": call.arguments}
+def _tool_call(call: ToolCall, parsed: Callable[[str], Any]) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": parsed(call.arguments), "arguments_text": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 
@@ -165,13 +183,13 @@ def tool_object(tool: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-class _Tool(dict[str, Any]):
-    """A tool as templates see it; its JSON is made once."""
+class _Remembered(dict[str, Any]):
+    """A tool, or the arguments of a call, as templates see them; their JSON is made once. No template can change it."""
 
     __slots__ = ("_texts",)
 
-    def __init__(self, tool: dict[str, Any]) -> None:
-        super().__init__(tool)
+    def __init__(self, value: dict[str, Any]) -> None:
+        super().__init__(value)
         self._texts: dict[object, str] = {}
 
     def json(self, style: object, make: Callable[[], str]) -> str:
@@ -196,7 +214,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """`obj.attribute` in a template."""
         kind = type(obj)
-        if kind is dict or kind is _Tool:
+        if kind is dict or kind is _Remembered:
             if attribute not in _DICT_NAMES:
                 return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         elif (kind is str and attribute in _STR_METHODS) or (kind is LoopContext and attribute in _LOOP_NAMES):
@@ -232,7 +250,7 @@ def _tojson(
     def make() -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    if isinstance(value, _Tool):
+    if isinstance(value, _Remembered):
         style = (ensure_ascii, indent, tuple(separators) if separators else None, sort_keys)
         return value.json(style, make)
     return make()
