@@ -468,8 +468,10 @@ class Sandbox(Protocol):
         environment: Mapping[str, str] | None = None,
         cwd: str = "",
         output_limit: int = 1_000_000,
+        user: str = "",
     ) -> ExecResult:
-        """Run a command to its end; at `timeout` seconds it and its children are killed."""
+        """Run a command to its end; at `timeout` seconds it and its children are killed. `user`: as whom ("" for the
+        sandbox's own user). Raises SandboxError where the backend cannot."""
         ...
 
     async def put(self, source: Path, target: str) -> None:

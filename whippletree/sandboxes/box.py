@@ -182,8 +182,14 @@ class Box:
         environment: Mapping[str, str] | None = None,
         cwd: str = "",
         output_limit: int = client.OUTPUT_LIMIT,
+        user: str = "",
     ) -> ExecResult:
-        """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed."""
+        """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed.
+
+        Raises SandboxError where a `user` is named: all of this backend's commands run as the sandbox's own.
+        """
+        if user:
+            raise SandboxError(f"this sandbox cannot run commands as the user {user!r}", "use a backend that has users")
         return await client.exec_async(
             self._started(), argv, timeout=timeout, environment=environment, cwd=cwd, output_limit=output_limit
         )
