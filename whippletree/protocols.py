@@ -30,12 +30,15 @@ from whippletree.types import (
     EngineReport,
     EngineStatus,
     Event,
+    EventPage,
     GenerateRequest,
     Int32,
     Message,
     ParsedMessage,
     PayloadKey,
+    QueueReport,
     Rollout,
+    RolloutPage,
     RolloutSpec,
     RolloutState,
     StepRecord,
@@ -311,13 +314,46 @@ class Store(Protocol):
         """Rollouts that match every given filter, oldest first."""
         ...
 
+    def page(
+        self,
+        *,
+        states: Iterable[RolloutState] = (),
+        source: str = "",
+        group_id: str = "",
+        purpose: str = "",
+        order: Literal["created", "updated"] = "created",
+        after: str = "",
+        limit: int = 100,
+    ) -> RolloutPage:
+        """Rollouts that match every given filter, in the order of creation or of their last change, behind the cursor `after`
+        (a page's `next`). Whoever follows the order of changes to its end and asks again later misses none."""
+        ...
+
+    def begin(self, rollout_id: str, worker: str) -> Future[Attempt]:
+        """Move one queuing rollout to running. Idempotent by worker. Raises ConflictError."""
+        ...
+
+    def cancel(self, rollout_ids: Sequence[str], reason: str) -> Future[list[Rollout]]:
+        """Fail queuing and running rollouts with the cause "cancelled", their attempts sealed; what they still report changes
+        nothing. Those that have ended stay as they are. Returns all of them."""
+        ...
+
+    def pause_queue(self, paused: bool) -> Future[None]:
+        """While the queue is paused `claim` gives nothing. What runs goes on."""
+        ...
+
+    def queue(self) -> QueueReport:
+        """Every source's rollouts by state."""
+        ...
+
     def open_session(self, spec: RolloutSpec) -> Future[Attempt]:
         """A rollout that nobody claims: created running, with attempt 1, for a program that is captured from outside.
         Idempotent by rollout_id. Raises ConflictError if the id exists with another spec."""
         ...
 
     def claim(self, worker: str, limit: int) -> Future[list[Attempt]]:
-        """Move up to `limit` queuing rollouts (eval before train, then oldest first) to running, each with a new attempt."""
+        """Move up to `limit` queuing rollouts to running, each with a new attempt: evaluation before training, the source with
+        the least under way before others, then oldest first. External ones are never claimed."""
         ...
 
     def release_worker(self, worker_prefix: str) -> Future[list[Attempt]]:
@@ -342,6 +378,10 @@ class Store(Protocol):
 
     def events(self, rollout_id: str) -> list[Event]:
         """Events of one rollout, oldest first."""
+        ...
+
+    def event_page(self, rollout_id: str, *, kind: str = "", after: int = 0, limit: int = 100) -> EventPage:
+        """Events of one rollout in the order in which they were written, behind the place `after`."""
         ...
 
     def record_call(self, call: Call, payload: CallPayload) -> Future[Call]:

@@ -135,3 +135,33 @@ async def test_a_harness_that_cannot_be_loaded_stops_the_start(world: World, tmp
         async with world.controlling(world.spec(adapter="harness_parts:BrokenHarness")):
             await until(lambda: world.controller is not None and world.controller.done())
     assert world.store.rollout(name).state == "queuing" and world.store.attempts(name) == []
+
+
+async def test_D27_cancelled_attempts_stop_and_their_places_are_free_only_then(world: World, tmp_path: Path) -> None:
+    """Eight under way are called off and eight others queued: never more than eight sandboxes, and the engine is told."""
+    world.engine.faults = type(world.engine.faults)(first_token_seconds=60.0)
+    task = write_task(tmp_path / "t")
+    first = world.add(8, task)
+    most, watching = 0, True
+
+    async def watch() -> None:
+        nonlocal most
+        while watching:
+            most = max(most, len(world.boxes()))
+            await asyncio.sleep(0.002)
+
+    async with world.controlling(world.spec(concurrency=8)):
+        watcher = asyncio.create_task(watch())
+        await until(lambda: len(world.engine._running) == 8)
+        await asyncio.wrap_future(world.store.cancel(first, "stale"))
+        world.engine.faults = type(world.engine.faults)()
+        rollouts = await world.finished(world.add(8, task, source="new"))
+        watching = False
+        await watcher
+        assert not world.engine._running
+    assert {rollout.state for rollout in rollouts} == {"succeeded"}
+    assert 0 < most <= 8
+    ended = [world.store.rollout(name) for name in first]
+    assert {(rollout.state, rollout.reward, rollout.attempt) for rollout in ended} == {("failed", None, 1)}
+    assert {rollout.cause.cause for rollout in ended if rollout.cause} == {CauseClass.CANCELLED}
+    assert world.boxes() == []

@@ -227,7 +227,7 @@ def test_a_closed_store_refuses_everything(tmp_path: Path, make: Any) -> None:
 def test_reads_by_index(store: SqliteStore) -> None:
     queries = {
         "SELECT seq FROM rollouts WHERE group_id = 'g' ORDER BY seq": "rollouts_by_group",
-        "SELECT seq FROM rollouts WHERE state = 'queuing' ORDER BY purpose, seq LIMIT 8": "rollouts_by_state",
+        "SELECT seq FROM rollouts WHERE state = 'queuing' ORDER BY seq LIMIT 8": "rollouts_by_state",
         "SELECT seq FROM rollouts WHERE updated > 5": "rollouts_by_updated",
         "SELECT seq FROM calls WHERE rollout_id = 'r' AND attempt = 1 ORDER BY call_index, seq": "calls_by_attempt",
         "SELECT record FROM events WHERE rollout_id = 'r' ORDER BY time, seq": "events_by_rollout",

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from whippletree.errors import StoreError
@@ -92,3 +93,21 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot create"):
         open_store(tmp_path / "file" / "store")
+
+
+def test_a_store_of_the_first_schema_is_brought_up_with_its_rollouts(tmp_path: Path, make: Any) -> None:
+    path = tmp_path / "store.sqlite"
+    connection = schema.connect(path, 5.0)
+    schema.migrate(connection, path, schema.MIGRATIONS[:1])
+    specs = [make.spec("a", source="s1"), make.spec("b", source="s2", task_path="")]
+    for spec in specs:
+        connection.execute(
+            "INSERT INTO rollouts (rollout_id, group_id, purpose, step, state, created, updated, spec)"
+            " VALUES (?, ?, 'train', 0, 'queuing', 1.0, 1.0, ?)",
+            (spec.rollout_id, spec.group_id, msgspec.json.encode(spec).decode()),
+        )
+    connection.close()
+    with open_store(tmp_path) as store:
+        assert [rollout.spec for rollout in store.page().rollouts] == specs
+        assert [rollout.spec.rollout_id for rollout in store.page(source="s2").rollouts] == ["b"]
+        assert [attempt.rollout_id for attempt in store.claim("w", 5).result()] == ["a"]  # the other one is external

@@ -3,10 +3,12 @@
     store ── claim ──► attempt task (boot … cleanup) ── decide ──► finish: succeeded | failed | queuing again
       ▲                                                               │
       └───────────────────────────────────────────────────────────────┘
-    The loop waits for: a task's end, the next look (5 to 50 ms), or the request to stop. It never waits for one attempt.
+    The loop waits for: a task's end, the next look (5 to 50 ms), or the request to stop. It never waits for one attempt. Each
+    look also finds what somebody has cancelled: its attempt is stopped, in whatever phase it is.
 
 Invariants (tests/control/test_controller.py):
 - every claimed attempt is finished exactly once; one that was fenced off meanwhile changes nothing;
+- an attempt whose rollout was cancelled is stopped and cleaned up, and then its place is free;
 - a controller that starts re-queues what a killed one left running, and removes its sandboxes;
 - one controller per run directory: a second one is refused while the first lives;
 - at its end every rollout that it claimed is finished or queuing again, and no sandbox is left.
@@ -19,6 +21,7 @@ import fcntl
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +31,13 @@ from whippletree.control.attempt import AttemptRun, Parts, to_the_end
 from whippletree.control.policy import decide
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import AttemptOutcome
+from whippletree.store.transitions import cancelled
 from whippletree.types import Attempt, Cause
 
 log = logging.getLogger(__name__)
+
+CUT_SECONDS = 1.0  # for the gateway to end the calls of an attempt that was cut short
+CLOCK_SLACK = 60.0  # seconds by which clocks of the store's writers may differ
 
 
 class Controller:
@@ -46,6 +53,7 @@ class Controller:
         self._worker = f"{self._prefix}{os.getpid()}-{secrets.token_hex(3)}"
         self._running: dict[asyncio.Task[None], AttemptRun] = {}
         self._stop = asyncio.Event()
+        self._looked = time.time() - CLOCK_SLACK  # the newest change that was looked at
 
     @property
     def running(self) -> int:
@@ -82,11 +90,8 @@ class Controller:
                 for attempt in claimed:
                     self._launch(attempt)
                 pause = config.busy_poll_seconds if claimed else min(pause * 2, config.idle_poll_seconds)
-                waiting = {stopped, *self._running}
-                if self._room():
-                    await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-                else:
-                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                self._stop_cancelled()
+                await asyncio.wait({stopped, *self._running}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 self._reap()
         finally:
             stopped.cancel()
@@ -100,6 +105,15 @@ class Controller:
         if room <= 0 or not store.rollouts(states=("queuing",), limit=1):
             return []
         return await asyncio.wrap_future(store.claim(self._worker, room))
+
+    def _stop_cancelled(self) -> None:
+        """End the attempts whose rollouts were called off since the last look."""
+        ended = self.parts.store.rollouts(states=("failed",), updated_after=self._looked) if self._running else []
+        if not ended:
+            return
+        self._looked = max(rollout.updated for rollout in ended)
+        gone = {(rollout.spec.rollout_id, rollout.attempt) for rollout in ended if cancelled(rollout)}
+        self._cancel(dict(self._running), lambda run: (run.spec.rollout_id, run.attempt.attempt) in gone)
 
     def _launch(self, attempt: Attempt) -> None:
         spec = self.parts.store.rollout(attempt.rollout_id).spec
@@ -115,12 +129,19 @@ class Controller:
     async def _see_through(self, run: AttemptRun) -> None:
         ended = await run.run()
         requeue = False
+        phases = {phase.name for phase in ended.phases}
+        if "agent" in phases and "seal" not in phases:  # cut short: its model calls are not to go on
+            await to_the_end(self._cut_calls(ended))
         if ended.cause is not None:
             decision = decide(ended.cause.cause, ended.attempt, run.spec.max_attempts)
             requeue = decision.requeue
             log.warning("%s: %s", _describe(ended, ended.cause), "tried again" if requeue else "failed")
             await self._pause(decision.delay)
         await to_the_end(self._write(AttemptOutcome(attempt=ended, requeue=requeue)))
+
+    async def _cut_calls(self, ended: Attempt) -> None:
+        """The gateway ends what this attempt has in flight. Where it does not answer, its clients' end ends that too."""
+        await self.parts.sealer.seal(ended.rollout_id, ended.attempt, CUT_SECONDS, crashed=False)
 
     async def _write(self, outcome: AttemptOutcome) -> None:
         kept = await asyncio.wrap_future(self.parts.store.finish(outcome))

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from whippletree.errors import StoreError
-from whippletree.types import Attempt, Call, Cause, Event, Rollout, RolloutSpec, StepRecord
+from whippletree.store.cursors import Order, cursor_of
+from whippletree.types import Attempt, Call, Cause, Event, EventPage, Rollout, RolloutPage, RolloutSpec, StepRecord
 
 T = TypeVar("T", bound=msgspec.Struct)
 Row = tuple[Any, ...]
@@ -48,6 +49,20 @@ def rollout(row: Row) -> Rollout:
         reward=reward,
         cause=None if cause is None else decode(Cause, cause),
     )
+
+
+def page(rows: Sequence[Row], order: Order, after: str, limit: int) -> RolloutPage:
+    """From the columns ROLLOUT and seq, of one row more than `limit` where there is one."""
+    kept = rows[:limit]
+    last = after if not kept else cursor_of(order, (kept[-1][3], kept[-1][-1]))
+    return RolloutPage(rollouts=tuple(rollout(row[:-1]) for row in kept), next=last, more=len(rows) > limit)
+
+
+def event_page(rows: Sequence[Row], after: int, limit: int) -> EventPage:
+    """From rows (record, seq), of one row more than `limit` where there is one."""
+    kept = rows[:limit]
+    events = tuple(decode(Event, record) for record, _ in kept)
+    return EventPage(events=events, next=kept[-1][1] if kept else after, more=len(rows) > limit)
 
 
 def attempt(row: Row) -> Attempt:

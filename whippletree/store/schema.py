@@ -82,6 +82,18 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE UNIQUE INDEX step_rollouts_by_step ON step_rollouts (step, position)",
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     ),
+    (
+        "ALTER TABLE rollouts ADD COLUMN source TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE rollouts ADD COLUMN external INTEGER NOT NULL DEFAULT 0",
+        "UPDATE rollouts SET source = json_extract(spec, '$.source'), external = json_extract(spec, '$.task_path') = ''",
+        "DROP INDEX rollouts_by_state",
+        "CREATE INDEX rollouts_by_state ON rollouts (state, seq)",
+        "CREATE INDEX rollouts_by_queue ON rollouts (state, purpose, external, source, seq)",
+        "CREATE INDEX rollouts_by_source ON rollouts (source, state)",
+        "DROP INDEX rollouts_by_updated",
+        "CREATE INDEX rollouts_by_updated ON rollouts (updated, seq)",
+        "CREATE INDEX events_in_order ON events (rollout_id, seq)",
+    ),
 )
 
 

@@ -21,8 +21,22 @@ from whippletree.errors import AlignmentError, StoreError
 from whippletree.protocols import AttemptOutcome, PayloadStore
 from whippletree.store import rows, schema, writes
 from whippletree.store.config import StoreConfig
+from whippletree.store.cursors import Order, place_of
 from whippletree.store.writer import GroupWriter
-from whippletree.types import Attempt, Call, CallPayload, Event, Rollout, RolloutSpec, RolloutState, StepRecord
+from whippletree.types import (
+    Attempt,
+    Call,
+    CallPayload,
+    Event,
+    EventPage,
+    QueueCount,
+    QueueReport,
+    Rollout,
+    RolloutPage,
+    RolloutSpec,
+    RolloutState,
+    StepRecord,
+)
 
 
 class SqliteStore:
@@ -101,6 +115,56 @@ class SqliteStore:
         query = f"SELECT {rows.ROLLOUT} FROM rollouts {where} ORDER BY seq LIMIT ?"
         return [rows.rollout(row) for row in self._read(query, *values, limit if limit > 0 else -1)]
 
+    def page(
+        self,
+        *,
+        states: Iterable[RolloutState] = (),
+        source: str = "",
+        group_id: str = "",
+        purpose: str = "",
+        order: Order = "created",
+        after: str = "",
+        limit: int = 100,
+    ) -> RolloutPage:
+        """Rollouts that match every given filter, by creation or by their last change, behind a cursor. Raises StoreError."""
+        wanted = tuple(dict.fromkeys(states))
+        named = {"source": source, "group_id": group_id, "purpose": purpose}
+        filters = [f"{name} = ?" for name, value in named.items() if value]
+        values: list[str | int | float] = [value for value in named.values() if value]
+        if wanted:
+            filters.append(f"state IN ({', '.join('?' * len(wanted))})")
+            values += wanted
+        updated, seq = place_of(order, after)
+        if order == "created":
+            filters.append("seq > ?")
+            values.append(seq)
+        else:
+            filters.append("(updated, seq) > (?, ?)")
+            values += (updated, seq)
+        by = "seq" if order == "created" else "updated, seq"
+        query = f"SELECT {rows.ROLLOUT}, seq FROM rollouts WHERE {' AND '.join(filters)} ORDER BY {by} LIMIT ?"
+        return rows.page(self._read(query, *values, limit + 1), order, after, limit)
+
+    def begin(self, rollout_id: str, worker: str) -> Future[Attempt]:
+        """One queuing rollout to running, for whoever runs rollouts of its own choice. The same worker again gets the attempt
+        that it began. Raises ConflictError where another one runs it, or it has ended."""
+        return self._writer.submit(lambda tx: writes.begin(tx, rollout_id, worker))
+
+    def cancel(self, rollout_ids: Sequence[str], reason: str) -> Future[list[Rollout]]:
+        """Call rollouts off: failed, with the cause "cancelled", their attempts sealed. Those that have ended stay so."""
+        ids = tuple(dict.fromkeys(rollout_ids))
+        return self._writer.submit(lambda tx: writes.cancel(tx, ids, reason))
+
+    def pause_queue(self, paused: bool) -> Future[None]:
+        """Nothing is claimed while the queue is paused. What runs goes on."""
+        return self.set_meta(writes.QUEUE_PAUSED, "1" if paused else "")
+
+    def queue(self) -> QueueReport:
+        """Every source's rollouts by state."""
+        query = "SELECT source, state, count(*) FROM rollouts GROUP BY source, state ORDER BY source, state"
+        counts = tuple(QueueCount(source=source, state=state, count=count) for source, state, count in self._read(query))
+        return QueueReport(paused=bool(self.meta(writes.QUEUE_PAUSED)), counts=counts)
+
     def open_session(self, spec: RolloutSpec) -> Future[Attempt]:
         """A rollout that is running from the start, for a program that is captured from outside; nobody claims it.
 
@@ -109,7 +173,8 @@ class SqliteStore:
         return self._writer.submit(lambda tx: writes.open_session(tx, spec))
 
     def claim(self, worker: str, limit: int) -> Future[list[Attempt]]:
-        """Move up to `limit` queuing rollouts (eval before train, then oldest first) to running, each with a new attempt."""
+        """Move up to `limit` queuing rollouts to running, each with a new attempt: evaluation before training, the source with
+        the least under way before others, then oldest first. External ones are left alone, all while the queue is paused."""
         return self._writer.submit(lambda tx: writes.claim(tx, worker, limit))
 
     def release_worker(self, worker_prefix: str) -> Future[list[Attempt]]:
@@ -142,6 +207,15 @@ class SqliteStore:
         """Events of one rollout, oldest first."""
         query = "SELECT record FROM events WHERE rollout_id = ? ORDER BY time, seq"
         return [rows.decode(Event, record) for (record,) in self._read(query, rollout_id)]
+
+    def event_page(self, rollout_id: str, *, kind: str = "", after: int = 0, limit: int = 100) -> EventPage:
+        """Events of one rollout in the order in which they were written, behind the place `after`."""
+        query = "SELECT record, seq FROM events WHERE rollout_id = ? AND seq > ?"
+        values: list[str | int | float] = [rollout_id, after]
+        if kind:
+            query += " AND json_extract(record, '$.kind') = ?"
+            values.append(kind)
+        return rows.event_page(self._read(f"{query} ORDER BY seq LIMIT ?", *values, limit + 1), after, limit)
 
     # --- calls -------------------------------------------------------------------------------------------------------
 

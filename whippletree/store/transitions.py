@@ -1,12 +1,14 @@
 """The rollout's state machine, as pure functions over plain values.
 
     queuing ──claim──► running ──finish──► succeeded (a reward, from a verifier) | failed (a cause)
-       ▲                  │
+       ▲     begin        │
        └──────────────────┘ finish(requeue) or release_worker
+    queuing, running ──cancel──► failed (cause "cancelled")
 
 Invariants (tests/store/test_store_transitions.py):
 - these are the only transitions; any other is a ConflictError; a transition to the same state is a no-op;
-- only the attempt that is running now may finish a rollout: any other is fenced off and changes nothing;
+- only the attempt that is running now may finish a rollout: any other is fenced off and changes nothing, and so is what the
+  last attempt of a cancelled rollout still reports;
 - a reward is finite and comes from a verifier's result; an infrastructure failure has a cause and no reward.
 """
 
@@ -17,10 +19,16 @@ from typing import Literal
 
 from whippletree.errors import ConflictError, StoreError
 from whippletree.protocols import AttemptOutcome
-from whippletree.types import Cause, Rollout, RolloutState, Struct, VerifierResult
+from whippletree.types import Cause, CauseClass, Rollout, RolloutState, Struct, VerifierResult
 
 TRANSITIONS: frozenset[tuple[RolloutState, RolloutState]] = frozenset(
-    {("queuing", "running"), ("running", "queuing"), ("running", "succeeded"), ("running", "failed")}
+    {
+        ("queuing", "running"),
+        ("queuing", "failed"),
+        ("running", "queuing"),
+        ("running", "succeeded"),
+        ("running", "failed"),
+    }
 )
 
 
@@ -54,9 +62,14 @@ def ending(outcome: AttemptOutcome) -> Ending:
     return Ending(state="queuing", cause=cause)
 
 
+def cancelled(rollout: Rollout) -> bool:
+    """True where somebody has called it off."""
+    return rollout.state == "failed" and rollout.cause is not None and rollout.cause.cause is CauseClass.CANCELLED
+
+
 def judge(rollout: Rollout, attempt: int, wanted: Ending) -> Literal["apply", "no-op", "fenced"]:
     """What to do with attempt number `attempt`'s report on this rollout. Raises ConflictError."""
-    if attempt != rollout.attempt or rollout.state == "queuing":
+    if attempt != rollout.attempt or rollout.state == "queuing" or cancelled(rollout):
         return "fenced"
     name = f"rollout {rollout.spec.rollout_id}"
     if rollout.terminal and rollout.state == wanted.state:

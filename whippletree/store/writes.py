@@ -13,9 +13,10 @@ import msgspec
 from whippletree.errors import ConflictError, FencedError, StoreError
 from whippletree.protocols import AttemptOutcome
 from whippletree.store import rows
+from whippletree.store.fairness import Waiting, fair
 from whippletree.store.transitions import Ending, ending, judge
 from whippletree.store.writer import Transaction
-from whippletree.types import Attempt, Call, Cause, CauseClass, Event, PayloadKey, RolloutSpec, StepRecord
+from whippletree.types import Attempt, Call, Cause, CauseClass, Event, PayloadKey, Rollout, RolloutSpec, StepRecord
 
 # --- rollouts and attempts -------------------------------------------------------------------------------------------
 
@@ -27,15 +28,16 @@ def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec]) -> None:
         known = tx.connection.execute("SELECT spec FROM rollouts WHERE rollout_id = ?", (spec.rollout_id,)).fetchone()
         if known is None:
             tx.connection.execute(
-                "INSERT INTO rollouts (rollout_id, group_id, purpose, step, state, created, updated, spec)"
-                " VALUES (?, ?, ?, ?, 'queuing', ?, ?, ?)",
-                (spec.rollout_id, spec.group_id, spec.purpose, spec.step, tx.now, tx.now, text),
+                "INSERT INTO rollouts (rollout_id, group_id, source, external, purpose, step, state, created, updated, spec)"
+                " VALUES (?, ?, ?, ?, ?, ?, 'queuing', ?, ?, ?)",
+                (spec.rollout_id, spec.group_id, spec.source, spec.external, spec.purpose, spec.step, tx.now, tx.now, text),
             )
         elif rows.decode(RolloutSpec, known[0]) != spec:
             raise ConflictError(f"rollout {spec.rollout_id} exists with another spec", "choose another id; specs do not change")
 
 
 SESSION_WORKER = "session"
+QUEUE_PAUSED = "queue_paused"  # key of the small value that is not "" while nothing is to be claimed
 
 
 def open_session(tx: Transaction, spec: RolloutSpec) -> Attempt:
@@ -43,20 +45,100 @@ def open_session(tx: Transaction, spec: RolloutSpec) -> Attempt:
     known = tx.connection.execute("SELECT attempt FROM rollouts WHERE rollout_id = ?", (spec.rollout_id,)).fetchone()
     create_rollouts(tx, (spec,))  # refuses another spec under this id
     if known is not None and known[0] > 0:
-        stored = tx.connection.execute(
-            f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout_id = ? AND attempt = ?", (spec.rollout_id, known[0])
-        ).fetchone()
-        return rows.attempt(stored)
+        return _attempt(tx, spec.rollout_id, known[0])
     return _begin(tx, Attempt(rollout_id=spec.rollout_id, attempt=1, started=tx.now, worker=SESSION_WORKER))
 
 
 def claim(tx: Transaction, worker: str, limit: int) -> list[Attempt]:
-    """Queuing to running: eval before train (their alphabetical order), then oldest first."""
-    chosen = tx.connection.execute(
-        "SELECT rollout_id, attempt FROM rollouts WHERE state = 'queuing' ORDER BY purpose, seq LIMIT ?", (max(limit, 0),)
-    ).fetchall()
-    attempts = [Attempt(rollout_id=name, attempt=last + 1, started=tx.now, worker=worker) for name, last in chosen]
+    """Queuing to running: evaluation before training, sources by turns (fairness.py); none while the queue is paused."""
+    if limit <= 0 or _paused(tx):
+        return []
+    running = dict(tx.connection.execute("SELECT source, count(*) FROM rollouts WHERE state = 'running' GROUP BY source"))
+    chosen: list[Waiting] = []
+    for purpose in ("eval", "train"):
+        room = limit - len(chosen)
+        if room > 0:
+            queues = {source: _waiting(tx, purpose, source, room) for source in _sources(tx, purpose)}
+            picked = fair(queues, running, room)
+            for source, queue in queues.items():
+                running[source] = running.get(source, 0) + sum(waiting in picked for waiting in queue)
+            chosen += picked
+    attempts = [
+        Attempt(rollout_id=waiting.rollout_id, attempt=waiting.attempt + 1, started=tx.now, worker=worker) for waiting in chosen
+    ]
     return [_begin(tx, attempt) for attempt in attempts]
+
+
+def _paused(tx: Transaction) -> bool:
+    return tx.connection.execute("SELECT 1 FROM meta WHERE key = ? AND value != ''", (QUEUE_PAUSED,)).fetchone() is not None
+
+
+def _sources(tx: Transaction, purpose: str) -> list[str]:
+    """Sources that have something waiting: one step in the index for each of them, however much waits."""
+    found: list[str] = []
+    query = (
+        "SELECT source FROM rollouts WHERE state = 'queuing' AND purpose = ? AND external = 0 AND source > ?"
+        " ORDER BY source LIMIT 1"
+    )
+    last = ""
+    first = tx.connection.execute(query.replace("source > ?", "source >= ?"), (purpose, last)).fetchone()
+    while first is not None:
+        last = str(first[0])
+        found.append(last)
+        first = tx.connection.execute(query, (purpose, last)).fetchone()
+    return found
+
+
+def _waiting(tx: Transaction, purpose: str, source: str, limit: int) -> list[Waiting]:
+    rows_ = tx.connection.execute(
+        "SELECT seq, rollout_id, attempt FROM rollouts"
+        " WHERE state = 'queuing' AND purpose = ? AND external = 0 AND source = ? ORDER BY seq LIMIT ?",
+        (purpose, source, limit),
+    )
+    return [Waiting(seq=seq, rollout_id=name, attempt=attempt) for seq, name, attempt in rows_]
+
+
+def begin(tx: Transaction, rollout_id: str, worker: str) -> Attempt:
+    """One queuing rollout to running; the same worker again gives the attempt that it began. Raises ConflictError."""
+    rollout = rows.find_rollout(tx.connection, rollout_id)
+    if rollout.state == "queuing":
+        return _begin(tx, Attempt(rollout_id=rollout_id, attempt=rollout.attempt + 1, started=tx.now, worker=worker))
+    if rollout.state != "running":
+        raise ConflictError(
+            f"rollout {rollout_id} cannot go from {rollout.state} to running", "a finished rollout stays as it is"
+        )
+    current = _attempt(tx, rollout_id, rollout.attempt)
+    if current.worker != worker:
+        raise ConflictError(
+            f"rollout {rollout_id} is run by {current.worker!r} already, as attempt {current.attempt}", "leave it to that one"
+        )
+    return current
+
+
+def _attempt(tx: Transaction, rollout_id: str, attempt: int) -> Attempt:
+    stored = tx.connection.execute(
+        f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt)
+    ).fetchone()
+    return rows.attempt(stored)
+
+
+def cancel(tx: Transaction, rollout_ids: Sequence[str], reason: str) -> list[Rollout]:
+    """Queuing and running rollouts to failed, with the cause "cancelled"; those that have ended stay as they are."""
+    found = []
+    for rollout_id in rollout_ids:
+        rollout = rows.find_rollout(tx.connection, rollout_id)
+        if not rollout.terminal:
+            phase = "queue" if rollout.state == "queuing" else ""
+            cause = Cause(cause=CauseClass.CANCELLED, phase=phase, message=reason, next_step="none: somebody called it off")
+            end = Ending(state="failed", cause=cause)
+            if rollout.state == "running":
+                current = _attempt(tx, rollout_id, rollout.attempt)
+                _close(tx, current, msgspec.structs.replace(current, cause=cause), end)
+            else:
+                _end(tx, rollout_id, end)
+            rollout = rows.find_rollout(tx.connection, rollout_id)
+        found.append(rollout)
+    return found
 
 
 def _begin(tx: Transaction, attempt: Attempt) -> Attempt:
@@ -105,10 +187,7 @@ def finish(tx: Transaction, outcome: AttemptOutcome) -> bool:
     rollout = rows.find_rollout(tx.connection, report.rollout_id)
     verdict = judge(rollout, report.attempt, wanted)
     if verdict == "apply":
-        stored = tx.connection.execute(
-            f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout_id = ? AND attempt = ?", (report.rollout_id, report.attempt)
-        ).fetchone()
-        _close(tx, rows.attempt(stored), report, wanted)
+        _close(tx, _attempt(tx, report.rollout_id, report.attempt), report, wanted)
     return verdict != "fenced"
 
 
@@ -121,12 +200,16 @@ def _close(tx: Transaction, stored: Attempt, report: Attempt, end: Ending) -> At
         "UPDATE attempts SET sealed = 1, record = ? WHERE rollout_id = ? AND attempt = ?",
         (rows.encode(closed), closed.rollout_id, closed.attempt),
     )
+    _end(tx, closed.rollout_id, end)
+    return closed
+
+
+def _end(tx: Transaction, rollout_id: str, end: Ending) -> None:
     cause = None if end.cause is None or end.state != "failed" else rows.encode(end.cause)
     tx.connection.execute(
         "UPDATE rollouts SET state = ?, reward = ?, cause = ?, updated = ? WHERE rollout_id = ?",
-        (end.state, end.reward, cause, tx.now, closed.rollout_id),
+        (end.state, end.reward, cause, tx.now, rollout_id),
     )
-    return closed
 
 
 def append_events(tx: Transaction, events: Sequence[tuple[Event, str]]) -> None:

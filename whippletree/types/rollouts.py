@@ -62,7 +62,8 @@ class VerifierResult(Struct):
 class RolloutSpec(Struct):
     """The desired rollout: everything an attempt needs, written once when the rollout is created.
 
-    `group_id` joins the rollouts of one task under one harness configuration. `key` makes creation idempotent.
+    `group_id` joins the rollouts of one task under one harness configuration. Without a `task_path` a rollout is external: no
+    controller of ours claims it; whoever runs it is given `input` and reports through the rollout API.
 
     Example: RolloutSpec(rollout_id="s0003-g02-m5", group_id="s0003-g02", source="trail", task_id="trail-2-0-17",
                          task_path="/tasks/trail-2-0-17", harness="mini-swe-agent", purpose="train", step=3)
@@ -79,6 +80,12 @@ class RolloutSpec(Struct):
     sampling: Sampling = msgspec.field(default_factory=Sampling)
     max_attempts: int = 3
     labels: dict[str, str] = {}
+    input: Any = None
+
+    @property
+    def external(self) -> bool:
+        """True where somebody else runs it."""
+        return not self.task_path
 
 
 class Phase(Struct):
@@ -143,6 +150,49 @@ class Event(Struct):
     time: float
     kind: str
     data: dict[str, Any] = {}
+
+
+class RolloutPage(Struct):
+    """A page of rollouts. `next` goes on behind the last of them; `more` is true where others are there already.
+
+    Example: RolloutPage(rollouts=(Rollout(...),), next="c12", more=False)
+    """
+
+    rollouts: tuple[Rollout, ...] = ()
+    next: str = ""
+    more: bool = False
+
+
+class EventPage(Struct):
+    """A page of a rollout's events, in the order in which they were written. `next`: see RolloutPage.
+
+    Example: EventPage(events=(Event(...),), next=7)
+    """
+
+    events: tuple[Event, ...] = ()
+    next: int = 0
+    more: bool = False
+
+
+class QueueCount(Struct):
+    """How many rollouts of a source are in a state.
+
+    Example: QueueCount(source="trail", state="queuing", count=48)
+    """
+
+    source: str
+    state: RolloutState
+    count: int
+
+
+class QueueReport(Struct):
+    """Every source's rollouts by state. While `paused` nothing is claimed; what runs goes on.
+
+    Example: QueueReport(paused=False, counts=(QueueCount(source="trail", state="running", count=8),))
+    """
+
+    paused: bool
+    counts: tuple[QueueCount, ...] = ()
 
 
 class StepRecord(Struct):
