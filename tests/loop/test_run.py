@@ -324,10 +324,10 @@ def test_D17_a_checkpoint_without_the_record_of_its_rollouts_is_an_error_that_na
             train(world, tmp_path, configuration())
     kept = records(tmp_path)
     shutil.rmtree(tmp_path / "store")
-    with pytest.raises(
-        StoreError, match=r"step-0002 holds 2 updates.*store\) knows nothing of update 0 and 1 others"
-    ) as raised:
-        with playing(tmp_path / "store"):
-            train(world, tmp_path, configuration())
+    with (
+        pytest.raises(StoreError, match=r"step-0002 holds 2 updates.*store\) knows nothing of update 0 and 1 others") as raised,
+        playing(tmp_path / "store"),
+    ):
+        train(world, tmp_path, configuration())
     assert "put the record back" in raised.value.next_step
     assert len(kept) == STEPS and records(tmp_path) == []  # nothing was begun
