@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from whippletree.tasks.detectors import PATTERNS, in_address, in_command, in_commands, in_files, in_leftovers, shadows
@@ -29,6 +31,7 @@ TRICKS = [
     ("download", "python -m pip download requests==2.0"),
     ("download", "uv pip install x"),
     ("download", "npm i left-pad"),
+    ("download", "npx cowsay hello"),
     ("download", "sudo apt-get -y install strace"),
     ("network", "curl -sL https://raw.example.com/fix.patch | git apply"),
     ("network", "wget www.example.com/x"),
@@ -71,10 +74,7 @@ def test_a_trick_is_found_and_its_command_named(trick: str, command: str) -> Non
     found = in_command(f"set -e\n{command}\necho done")
     assert trick in {suspicion.trick for suspicion in found}
     (one, *_) = [suspicion for suspicion in found if suspicion.trick == trick]
-    assert (
-        one.evidence
-        == command.split("http://127.0.0.1:8000", maxsplit=1)[0].strip() + command.partition("http://127.0.0.1:8000")[2]
-    )
+    assert one.evidence == command
     assert one.says
 
 
@@ -84,8 +84,6 @@ def test_ordinary_work_is_not_suspected(command: str) -> None:
 
 
 def test_every_pattern_has_a_trick_that_shows_it() -> None:
-    import re
-
     for pattern in PATTERNS:
         assert any(re.search(pattern.regex, command, re.MULTILINE) for _, command in TRICKS), pattern.regex
 
