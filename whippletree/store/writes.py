@@ -24,13 +24,13 @@ from whippletree.types import Attempt, Call, Cause, CauseClass, Event, PayloadKe
 def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec]) -> None:
     """Insert those that are new; an id that exists must have the same spec."""
     for spec in specs:
-        text = rows.encode(spec)
+        columns = (spec.rollout_id, spec.group_id, spec.source, int(spec.external), spec.purpose, spec.step)
         known = tx.connection.execute("SELECT spec FROM rollouts WHERE rollout_id = ?", (spec.rollout_id,)).fetchone()
         if known is None:
             tx.connection.execute(
                 "INSERT INTO rollouts (rollout_id, group_id, source, external, purpose, step, state, created, updated, spec)"
                 " VALUES (?, ?, ?, ?, ?, ?, 'queuing', ?, ?, ?)",
-                (spec.rollout_id, spec.group_id, spec.source, spec.external, spec.purpose, spec.step, tx.now, tx.now, text),
+                (*columns, tx.now, tx.now, rows.encode(spec)),
             )
         elif rows.decode(RolloutSpec, known[0]) != spec:
             raise ConflictError(f"rollout {spec.rollout_id} exists with another spec", "choose another id; specs do not change")
@@ -53,7 +53,9 @@ def claim(tx: Transaction, worker: str, limit: int) -> list[Attempt]:
     """Queuing to running: evaluation before training, sources by turns (fairness.py); none while the queue is paused."""
     if limit <= 0 or _paused(tx):
         return []
-    running = dict(tx.connection.execute("SELECT source, count(*) FROM rollouts WHERE state = 'running' GROUP BY source"))
+    running: dict[str, int] = dict(
+        tx.connection.execute("SELECT source, count(*) FROM rollouts WHERE state = 'running' GROUP BY source").fetchall()
+    )
     chosen: list[Waiting] = []
     for purpose in ("eval", "train"):
         room = limit - len(chosen)
@@ -92,7 +94,8 @@ def _sources(tx: Transaction, purpose: str) -> list[str]:
 def _waiting(tx: Transaction, purpose: str, source: str, limit: int) -> list[Waiting]:
     rows_ = tx.connection.execute(
         "SELECT seq, rollout_id, attempt FROM rollouts"
-        " WHERE state = 'queuing' AND purpose = ? AND external = 0 AND source = ? ORDER BY seq LIMIT ?",
+        " WHERE state = 'queuing' AND purpose = ? AND external = 0 AND source = ? ORDER BY seq LIMIT ?"
+        f" {tx.connection.dialect.skip_locked}",
         (purpose, source, limit),
     )
     return [Waiting(seq=seq, rollout_id=name, attempt=attempt) for seq, name, attempt in rows_]
@@ -119,6 +122,8 @@ def _attempt(tx: Transaction, rollout_id: str, attempt: int) -> Attempt:
     stored = tx.connection.execute(
         f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt)
     ).fetchone()
+    if stored is None:
+        raise StoreError(f"rollout {rollout_id} has no attempt {attempt}", "was the store edited by hand?")
     return rows.attempt(stored)
 
 
@@ -214,9 +219,10 @@ def _end(tx: Transaction, rollout_id: str, end: Ending) -> None:
 
 def append_events(tx: Transaction, events: Sequence[tuple[Event, str]]) -> None:
     """Insert events (with their JSON); those that are known by event_id are left as they are."""
-    tx.connection.executemany(
-        "INSERT INTO events (event_id, rollout_id, time, record) VALUES (?, ?, ?, ?) ON CONFLICT (event_id) DO NOTHING",
-        [(event.event_id, event.rollout_id, event.time, text) for event, text in events],
+    tx.connection.execute_many(
+        "INSERT INTO events (event_id, rollout_id, time, kind, record) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (event_id) DO NOTHING",
+        [(event.event_id, event.rollout_id, event.time, event.kind, text) for event, text in events],
     )
 
 
@@ -225,36 +231,49 @@ def append_events(tx: Transaction, events: Sequence[tuple[Event, str]]) -> None:
 
 def record_call(tx: Transaction, call: Call, key: PayloadKey) -> Call:
     """Insert a call of the running, unsealed attempt. The same call again gives back what was recorded first."""
-    known = tx.connection.execute(f"SELECT {rows.CALL} FROM calls WHERE call_id = ?", (call.call_id,)).fetchone()
-    if known is not None:
-        earlier = rows.call(known)
-        if msgspec.structs.replace(call, payload=earlier.payload, delivered=earlier.delivered) == earlier:
-            return earlier
-        raise ConflictError(f"call {call.call_id} is recorded with other data", "give each call its own id")
-    _check_fence(tx, call)
+    earlier = _recorded(tx, call)
+    if earlier is not None:
+        return earlier
+    _hold_attempt(tx, call)
     recorded = msgspec.structs.replace(call, payload=key)
-    tx.connection.execute(
-        "INSERT INTO calls (call_id, rollout_id, attempt, call_index, delivered, segment, record) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (call.call_id, call.rollout_id, call.attempt, call.index, call.delivered, key.segment, rows.encode(recorded)),
+    inserted = tx.connection.execute(
+        "INSERT INTO calls (call_id, rollout_id, attempt, call_index, delivered, segment, record) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (call_id) DO NOTHING",
+        (call.call_id, call.rollout_id, call.attempt, call.index, int(call.delivered), key.segment, rows.encode(recorded)),
     )
-    tx.connection.execute(
-        "INSERT INTO segments (segment, live) VALUES (?, 1) ON CONFLICT (segment) DO UPDATE SET live = live + 1", (key.segment,)
-    )
+    if inserted.rowcount == 0:  # another process recorded it this very moment
+        return _recorded(tx, call) or recorded
     return recorded
 
 
-def _check_fence(tx: Transaction, call: Call) -> None:
+def _recorded(tx: Transaction, call: Call) -> Call | None:
+    """What is recorded under the call's id. Raises ConflictError when that is another call."""
+    known = tx.connection.execute(f"SELECT {rows.CALL} FROM calls WHERE call_id = ?", (call.call_id,)).fetchone()
+    if known is None:
+        return None
+    earlier = rows.call(known)
+    if msgspec.structs.replace(call, payload=earlier.payload, delivered=earlier.delivered) != earlier:
+        raise ConflictError(f"call {call.call_id} is recorded with other data", "give each call its own id")
+    return earlier
+
+
+def _hold_attempt(tx: Transaction, call: Call) -> None:
+    """Nobody seals the call's attempt before the call is committed. Raises FencedError where it is sealed already.
+
+    Every way out of "running" seals the attempt, so one that is not sealed is the one that runs.
+    """
     row = tx.connection.execute(
-        "SELECT r.state, r.attempt, a.sealed FROM rollouts r"
-        " LEFT JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt = r.attempt WHERE r.rollout_id = ?",
-        (call.rollout_id,),
+        f"SELECT sealed FROM attempts WHERE rollout_id = ? AND attempt = ? {tx.connection.dialect.hold}",
+        (call.rollout_id, call.attempt),
     ).fetchone()
-    if row is None:
+    if row is not None and not row[0]:
+        return
+    current = tx.connection.execute("SELECT state, attempt FROM rollouts WHERE rollout_id = ?", (call.rollout_id,)).fetchone()
+    if current is None:
         raise StoreError(f"call {call.call_id} is of an unknown rollout {call.rollout_id!r}", "create the rollout first")
-    state, attempt, sealed = row
-    if state != "running" or attempt != call.attempt or sealed:
-        now = "sealed" if state == "running" and attempt == call.attempt else f"over: the rollout is {state}, attempt {attempt}"
-        raise FencedError(f"call {call.call_id}: attempt {call.attempt} of {call.rollout_id} is {now}", "drop the call")
+    state, attempt = current
+    now = "sealed" if state == "running" and attempt == call.attempt else f"over: the rollout is {state}, attempt {attempt}"
+    raise FencedError(f"call {call.call_id}: attempt {call.attempt} of {call.rollout_id} is {now}", "drop the call")
 
 
 def mark_delivered(tx: Transaction, call_id: str) -> None:
@@ -265,21 +284,8 @@ def mark_delivered(tx: Transaction, call_id: str) -> None:
 
 def release(tx: Transaction, rollout_ids: Sequence[str]) -> int:
     """Give up the payloads of these rollouts, all attempts. Returns how many."""
-    count = 0
-    for rollout_id in rollout_ids:
-        segments = tx.connection.execute(
-            "SELECT segment, count(*) FROM calls WHERE rollout_id = ? AND released = 0 GROUP BY segment", (rollout_id,)
-        ).fetchall()
-        tx.connection.execute("UPDATE calls SET released = 1 WHERE rollout_id = ? AND released = 0", (rollout_id,))
-        for segment, calls in segments:
-            tx.connection.execute("UPDATE segments SET live = live - ? WHERE segment = ?", (calls, segment))
-            count += calls
-    return count
-
-
-def forget_segments(tx: Transaction, segments: Sequence[str]) -> None:
-    """These segments are gone from the payload store."""
-    tx.connection.executemany("DELETE FROM segments WHERE segment = ? AND live = 0", [(segment,) for segment in segments])
+    query = "UPDATE calls SET released = 1 WHERE rollout_id = ? AND released = 0"
+    return sum(tx.connection.execute(query, (rollout_id,)).rowcount for rollout_id in rollout_ids)
 
 
 # --- steps and small values ------------------------------------------------------------------------------------------
