@@ -54,7 +54,7 @@ def find_place(directory: Path, config: StoreConfig) -> Place | None:
             f"the record of {directory} is in {place.url}, not in {config.url}",
             f"set store.url to where it is, or edit {path} if the database has moved",
         )
-    return place
+    return msgspec.structs.replace(place, password_file=config.password_file or place.password_file)
 
 
 def decide_place(directory: Path, config: StoreConfig, create: Callable[[Place], None], drop: Callable[[Place], None]) -> Place:
