@@ -230,44 +230,33 @@ def append_events(tx: Transaction, events: Sequence[tuple[Event, str]]) -> None:
 
 
 def record_call(tx: Transaction, call: Call, key: PayloadKey) -> Call:
-    """Insert a call of the running, unsealed attempt. The same call again gives back what was recorded first."""
-    earlier = _recorded(tx, call)
-    if earlier is not None:
-        return earlier
-    _hold_attempt(tx, call)
+    """Insert a call of the running, unsealed attempt. The same call again gives back what was recorded first.
+
+    Every way out of "running" seals the attempt, so one that is not sealed is the one that runs; the statement holds it, so
+    that nobody seals it before the call is committed.
+    """
     recorded = msgspec.structs.replace(call, payload=key)
     inserted = tx.connection.execute(
-        "INSERT INTO calls (call_id, rollout_id, attempt, call_index, delivered, segment, record) VALUES (?, ?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT (call_id) DO NOTHING",
-        (call.call_id, call.rollout_id, call.attempt, call.index, int(call.delivered), key.segment, rows.encode(recorded)),
+        "INSERT INTO calls (call_id, rollout_id, attempt, call_index, delivered, segment, record)"
+        " SELECT ?, rollout_id, attempt, ?, ?, ?, ? FROM attempts WHERE rollout_id = ? AND attempt = ? AND sealed = 0"
+        f" {tx.connection.dialect.hold} ON CONFLICT (call_id) DO NOTHING",
+        (
+            *(call.call_id, call.index, int(call.delivered), key.segment, rows.encode(recorded)),
+            *(call.rollout_id, call.attempt),
+        ),
     )
-    if inserted.rowcount == 0:  # another process recorded it this very moment
-        return _recorded(tx, call) or recorded
-    return recorded
+    return recorded if inserted.rowcount else _recorded(tx, call)
 
 
-def _recorded(tx: Transaction, call: Call) -> Call | None:
-    """What is recorded under the call's id. Raises ConflictError when that is another call."""
+def _recorded(tx: Transaction, call: Call) -> Call:
+    """What is recorded under the call's id already. Raises ConflictError when that is another call, and FencedError when it is
+    none: then the call was refused because its attempt is sealed or over."""
     known = tx.connection.execute(f"SELECT {rows.CALL} FROM calls WHERE call_id = ?", (call.call_id,)).fetchone()
-    if known is None:
-        return None
-    earlier = rows.call(known)
-    if msgspec.structs.replace(call, payload=earlier.payload, delivered=earlier.delivered) != earlier:
+    if known is not None:
+        earlier = rows.call(known)
+        if msgspec.structs.replace(call, payload=earlier.payload, delivered=earlier.delivered) == earlier:
+            return earlier
         raise ConflictError(f"call {call.call_id} is recorded with other data", "give each call its own id")
-    return earlier
-
-
-def _hold_attempt(tx: Transaction, call: Call) -> None:
-    """Nobody seals the call's attempt before the call is committed. Raises FencedError where it is sealed already.
-
-    Every way out of "running" seals the attempt, so one that is not sealed is the one that runs.
-    """
-    row = tx.connection.execute(
-        f"SELECT sealed FROM attempts WHERE rollout_id = ? AND attempt = ? {tx.connection.dialect.hold}",
-        (call.rollout_id, call.attempt),
-    ).fetchone()
-    if row is not None and not row[0]:
-        return
     current = tx.connection.execute("SELECT state, attempt FROM rollouts WHERE rollout_id = ?", (call.rollout_id,)).fetchone()
     if current is None:
         raise StoreError(f"call {call.call_id} is of an unknown rollout {call.rollout_id!r}", "create the rollout first")
