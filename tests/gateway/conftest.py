@@ -150,7 +150,9 @@ def make_world(tmp_path: Path, renderer: Any) -> Callable[..., Any]:
             specs = [RolloutSpec(rollout_id=f"r{n}", **same) for n in range(3)]
             store.create_rollouts(specs).result()
             store.claim("worker", 3).result()
-            parts = Parts(store=store, engines=engines or [one], renderer=used, secret=SECRET, reports=reports or {})
+            parts = Parts(
+                store=store, engines=[one] if engines is None else engines, renderer=used, secret=SECRET, reports=reports or {}
+            )
             port = await stack.enter_async_context(serving(settings, parts))
             world = World(store, list(parts.engines), used, settings, port)
             world.http = await stack.enter_async_context(aiohttp.ClientSession())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -313,3 +314,20 @@ def test_an_evaluation_that_has_its_line_is_not_made_again(world: World, tmp_pat
         assert len((tmp_path / "eval.jsonl").read_bytes().splitlines()) == 2
         assert {rollout.spec.purpose for rollout in run.store.rollouts()} == {"eval"}
         assert run.progress().created == 0
+
+
+def test_D17_a_checkpoint_without_the_record_of_its_rollouts_is_an_error_that_names_it(world: World, tmp_path: Path):
+    """The weights are there and the record is not: going on would take the data from the start again."""
+    with playing(tmp_path / "store"), pytest.MonkeyPatch.context() as patch:
+        kill_at((Learner, "update", STEPS, "before"), patch)
+        with pytest.raises(Killed):
+            train(world, tmp_path, configuration())
+    kept = records(tmp_path)
+    shutil.rmtree(tmp_path / "store")
+    with (
+        pytest.raises(StoreError, match=r"step-0002 holds 2 updates.*store\) knows nothing of update 0 and 1 others") as raised,
+        playing(tmp_path / "store"),
+    ):
+        train(world, tmp_path, configuration())
+    assert "put the record back" in raised.value.next_step
+    assert len(kept) == STEPS and records(tmp_path) == []  # nothing was begun

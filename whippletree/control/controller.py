@@ -29,7 +29,7 @@ from pathlib import Path
 from whippletree import sandboxes
 from whippletree.control.attempt import AttemptRun, Parts, to_the_end
 from whippletree.control.policy import decide
-from whippletree.errors import ConfigurationError
+from whippletree.errors import ConfigurationError, ConflictError
 from whippletree.protocols import AttemptOutcome
 from whippletree.store.transitions import cancelled
 from whippletree.types import Attempt, Cause
@@ -144,7 +144,11 @@ class Controller:
         await self.parts.sealer.seal(ended.rollout_id, ended.attempt, CUT_SECONDS, crashed=False)
 
     async def _write(self, outcome: AttemptOutcome) -> None:
-        kept = await asyncio.wrap_future(self.parts.store.finish(outcome))
+        try:
+            kept = await asyncio.wrap_future(self.parts.store.finish(outcome))
+        except ConflictError as error:  # somebody else has ended the rollout through the API
+            log.warning("%s: its end is not what is recorded: %s", outcome.attempt.rollout_id, error)
+            return
         self.finished += kept and not outcome.requeue
         if not kept:
             attempt = outcome.attempt

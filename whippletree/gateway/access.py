@@ -40,18 +40,30 @@ class Access:
     def __init__(self, config: GatewayConfig, secret: bytes, store: Store) -> None:
         self._secret = secret
         self._store = store
+        self._open_proxy = config.open_proxy
         self._names = {"localhost", config.host.lower(), *(name.lower() for name in config.allowed_hosts)}
         self._evidence: OrderedDict[keys.AttemptKey, set[str]] = OrderedDict()  # ids of the events of attempts
         self.refused_keys = 0
         self._allowed = lru_cache(maxsize=256)(self._is_allowed)
 
     def attempt(self, request: web.Request) -> keys.AttemptKey:
-        """The attempt that the request's key is for. Raises RequestError (401)."""
+        """The attempt that the request's key is for, or that its path names where no key is asked for. Raises RequestError
+        (401; 403 where the key is for another attempt than the path)."""
+        named = _named(request)
+        if named is not None and self._open_proxy:
+            return named
         try:
-            return keys.verify(self._secret, request_key(request))
+            key = keys.verify(self._secret, request_key(request))
         except RequestError:
             self.refused_keys += 1
             raise
+        if named is not None and named != key:
+            raise RequestError("the key is for another attempt than the path", "use its own", status=403, code="forbidden")
+        return key
+
+    def may_append(self, request: web.Request) -> bool:
+        """Whether the events of an attempt may be written without a key."""
+        return self._open_proxy and not request_key(request)
 
     async def control(self, request: web.Request) -> None:
         """Raises RequestError unless the request has the control key: 403 for an attempt's key, else 401."""
@@ -118,6 +130,16 @@ class Access:
         except ValueError:
             return False
         return name in self._names or is_loopback(name)
+
+
+def _named(request: web.Request) -> keys.AttemptKey | None:
+    """The attempt that the path names. Raises RequestError (404) for a number that is none."""
+    rollout_id, attempt = request.match_info.get("rollout_id"), request.match_info.get("attempt", "")
+    if rollout_id is None:
+        return None
+    if not attempt.isascii() or not attempt.isdigit() or len(attempt) > 9:
+        raise RequestError("the attempt is not a number", "attempts count from 1", status=404, code="not_found")
+    return keys.AttemptKey(rollout_id=rollout_id, attempt=int(attempt))
 
 
 def is_loopback(host: str) -> bool:

@@ -10,9 +10,9 @@ Invariants (tests/gateway/test_gateway_access.py, test_gateway_fuzz.py):
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
 
 from aiohttp import web
 
@@ -24,6 +24,9 @@ from whippletree.gateway.delivery import as_request_error, error_response
 from whippletree.gateway.model_routes import ModelRoutes
 from whippletree.gateway.peers import Peers
 from whippletree.gateway.requests import dialect_of, is_control, request_key, shown
+from whippletree.gateway.rollout_api.endpoints import Endpoints
+from whippletree.gateway.rollout_api.routes import RolloutRoutes
+from whippletree.gateway.rollout_api.service import RolloutService
 from whippletree.gateway.service import Gateway
 from whippletree.gateway.session_routes import SessionRoutes
 from whippletree.gateway.sessions import Sessions
@@ -58,16 +61,29 @@ def build_app(
     ModelRoutes(gateway, renderer, access, presence).add_to(app.router)
     ControlRoutes(gateway, store, access).add_to(app.router)
     SessionRoutes(sessions, access, secret).add_to(app.router)
+    rollouts, endpoints = RolloutService(gateway, store), Endpoints(store, gateway.replicas, gateway.config.model)
+    RolloutRoutes(rollouts, endpoints, access).add_to(app.router)
 
-    async def sweeping(app: web.Application) -> AsyncIterator[None]:
-        sweep = asyncio.create_task(sessions.sweep_for_ever())
+    async def in_the_background(app: web.Application) -> AsyncIterator[None]:
+        tasks = [
+            asyncio.create_task(_told(work)) for work in (sessions.sweep_for_ever(), rollouts.follow(), endpoints.follow())
+        ]
         yield
-        sweep.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await sweep
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    app.cleanup_ctx.append(sweeping)
+    app.cleanup_ctx.append(in_the_background)
     return app
+
+
+async def _told(work: Coroutine[Any, Any, None]) -> None:
+    """Run something in the background; if it fails, the log says so."""
+    try:
+        await work
+    except Exception:
+        logger.exception("background work of the gateway ended")
+        raise
 
 
 class Guard:

@@ -1,8 +1,6 @@
 """The gateway's control routes, for the controller, the learner and operators. Blocking methods, and `..._async` twins.
 
-Every verb is idempotent, so a call that finds nobody (the gateway is being restarted) is tried again for `patience` seconds.
 Invariants (tests/gateway/test_gateway_client.py, test_gateway_sessions.py):
-- what the gateway refuses raises RequestError with its status; nobody there raises RequestError with status 503;
 - any rollout id reaches the gateway unchanged;
 - opening a session is tried again under the same id, so that it opens one.
 """
@@ -10,16 +8,13 @@ Invariants (tests/gateway/test_gateway_client.py, test_gateway_sessions.py):
 from __future__ import annotations
 
 import asyncio
-import http.client
 import secrets
-import time
 from collections.abc import Mapping
-from typing import TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote
 
 import msgspec
 
-from whippletree.errors import ConfigurationError, RequestError
+from whippletree.gateway.caller import Caller, query_of
 from whippletree.gateway.wire import (
     GatewayStatus,
     HoldReport,
@@ -30,22 +25,7 @@ from whippletree.gateway.wire import (
     SessionRequest,
     SessionState,
 )
-from whippletree.types import CauseClass, Struct
-
-T = TypeVar("T")
-
-RETRY_PAUSE = 0.1  # seconds
-MSGPACK = "application/msgpack"
-SPARE = 30.0  # seconds that an answer may take beyond the limit it was asked to keep
-
-
-class _Problem(msgspec.Struct, frozen=True):
-    message: str = ""
-    code: str | None = None
-
-
-class _ProblemBody(msgspec.Struct, frozen=True):
-    error: _Problem = _Problem()
+from whippletree.types import CauseClass
 
 
 class GatewayControl:
@@ -56,13 +36,7 @@ class GatewayControl:
 
     def __init__(self, url: str, key: str, *, patience: float = 15.0, wait: float = 600.0) -> None:
         """`patience`: seconds to wait for a gateway that is not there. `wait`: seconds that an answer may take."""
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ConfigurationError(f"{url!r} is no gateway address", "write for example http://127.0.0.1:8000")
-        self._host, self._port = parts.hostname, parts.port or 80
-        self._key = key
-        self._patience = patience
-        self._wait = wait
+        self._caller = Caller(url, key, patience=patience, wait=wait)
 
     def hold(self, limit: float | None = None, abort: bool = False) -> HoldReport:
         """Stop admitting calls; waits until none is in flight, at most `limit` seconds (None: the gateway's own limit).
@@ -70,20 +44,20 @@ class GatewayControl:
         `abort`: end what still runs then; it goes on from its sampled ids after the release.
         """
         path = "/control/hold" + _query(limit=limit, abort=1 if abort else None)
-        return self._request("POST", path, HoldReport, limit=limit)
+        return self._caller.call("POST", path, HoldReport, limit=limit)
 
     def release(self) -> HoldReport:
         """Admit calls again."""
-        return self._request("POST", "/control/release", HoldReport)
+        return self._caller.call("POST", "/control/release", HoldReport)
 
     def seal(self, rollout_id: str, attempt: int, limit: float | None = None) -> SealReport:
         """No further call of this attempt; calls in flight are recorded, or cancelled after `limit` seconds."""
         path = f"/control/attempts/{quote(rollout_id, safe='')}/{attempt}/seal"
-        return self._request("POST", path + _query(limit=limit), SealReport, limit=limit)
+        return self._caller.call("POST", path + _query(limit=limit), SealReport, limit=limit)
 
     def status(self) -> GatewayStatus:
         """What the gateway is doing."""
-        return self._request("GET", "/control/status", GatewayStatus)
+        return self._caller.call("GET", "/control/status", GatewayStatus)
 
     # --- captured sessions -----------------------------------------------------------------------------------------------
 
@@ -92,13 +66,13 @@ class GatewayControl:
         wanted = request or SessionRequest()
         if not wanted.session_id:
             wanted = msgspec.structs.replace(wanted, session_id=f"capture-{secrets.token_hex(8)}")
-        return self._request("POST", "/sessions", SessionOpened, body=wanted)
+        return self._caller.call("POST", "/sessions", SessionOpened, body=wanted)
 
     def rollout(self, rollout_id: str, *, settle: float | None = None, samples: bool = False) -> RolloutReport:
         """A rollout's last attempt once its record stands still, or after `settle` seconds (None: the gateway's own limit)."""
         path = f"/sessions/{quote(rollout_id, safe='')}/rollout"
         query = _query(settle=settle, samples=1 if samples else None, format="msgpack")
-        return self._request("GET", path + query, RolloutReport, limit=settle)
+        return self._caller.call("GET", path + query, RolloutReport, limit=settle)
 
     def finish_session(self, session_id: str, reward: float, scores: Mapping[str, float] | None = None) -> SessionState:
         """Seal a session and give it its reward."""
@@ -110,10 +84,10 @@ class GatewayControl:
 
     def cancel_session(self, session_id: str) -> SessionState:
         """Seal a session that nobody wants any more. One that has ended stays as it is."""
-        return self._request("DELETE", f"/sessions/{quote(session_id, safe='')}", SessionState)
+        return self._caller.call("DELETE", f"/sessions/{quote(session_id, safe='')}", SessionState)
 
     def _end(self, session_id: str, end: SessionEnd) -> SessionState:
-        return self._request("POST", f"/sessions/{quote(session_id, safe='')}/finish", SessionState, body=end)
+        return self._caller.call("POST", f"/sessions/{quote(session_id, safe='')}/finish", SessionState, body=end)
 
     # --- the same for coroutines -----------------------------------------------------------------------------------------
 
@@ -155,49 +129,6 @@ class GatewayControl:
         """As `cancel_session`."""
         return await asyncio.to_thread(self.cancel_session, session_id)
 
-    # --- within ----------------------------------------------------------------------------------------------------------
-
-    def _request(self, method: str, path: str, kind: type[T], *, limit: float | None = None, body: Struct | None = None) -> T:
-        data = None if body is None else msgspec.json.encode(body)
-        deadline = time.monotonic() + self._patience
-        while True:
-            try:
-                status, form, answer = self._once(method, path, data, SPARE + (self._wait if limit is None else limit))
-            except TimeoutError as error:
-                raise _unreachable(f"no answer to {method} {path}") from error
-            except (OSError, http.client.HTTPException) as error:
-                if time.monotonic() >= deadline:
-                    raise _unreachable(f"the gateway at {self._host}:{self._port} is not there: {error}") from error
-                time.sleep(RETRY_PAUSE)
-                continue
-            if status != 200:
-                raise _refusal(status, answer)
-            decode = msgspec.msgpack.decode if form == MSGPACK else msgspec.json.decode
-            return decode(answer, type=kind)
-
-    def _once(self, method: str, path: str, data: bytes | None, limit: float) -> tuple[int, str, bytes]:
-        """Status, content type and body of one answer."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=limit)
-        try:
-            connection.request(method, path, data, headers={"Authorization": f"Bearer {self._key}"})
-            response = connection.getresponse()
-            return response.status, response.headers.get_content_type(), response.read()
-        finally:
-            connection.close()
-
 
 def _query(**options: float | str | None) -> str:
-    given = {name: f"{value:g}" if isinstance(value, float) else value for name, value in options.items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
-
-
-def _unreachable(cause: str) -> RequestError:
-    return RequestError(cause, "look whether the gateway runs, and at its log", status=503, code="gateway_unavailable")
-
-
-def _refusal(status: int, body: bytes) -> RequestError:
-    try:
-        problem = msgspec.json.decode(body, type=_ProblemBody).error
-    except msgspec.DecodeError:
-        problem = _Problem(message=body[:200].decode("utf-8", "replace"))
-    return RequestError(problem.message or f"HTTP {status}", status=status, code=problem.code or "error")
+    return query_of(options.items())

@@ -22,6 +22,9 @@ class GatewayConfig(Config):
     """Address to listen on. Loopback by default: whoever holds an attempt's key can spend its samples."""
     allow_remote: bool = False
     """Whether `host` may be an address that other machines reach. Keys are asked for in any case."""
+    open_proxy: bool = False
+    """Serve model calls below /proxy/rollout/ID/attempt/N/ without a key, and accept the events of that attempt: rollout and
+    attempt are taken from the path. For agents of your own, in a network that nobody else reaches."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     """Port to listen on; 0 lets the system choose one (the ready file says which)."""
     workers: Count = 1

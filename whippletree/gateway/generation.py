@@ -92,7 +92,7 @@ class Generator:
 
     def _delay(self, idle: int) -> float:
         """Seconds to wait after `idle` tries without a token in a row: at least until a replica may be tried."""
-        soonest = min((replica.down_until for replica in self._replicas.all), default=0.0)
+        soonest = min((replica.down_until for replica in self._replicas.active), default=0.0)
         return max(min(1.0, 0.01 * 2.0 ** min(idle, 10)), soonest - time.monotonic())
 
     async def _attempt(self, turn: Turn, sampled: Sampled, tries: int, feed: Feed, stay: Stay) -> bool:

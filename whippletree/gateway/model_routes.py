@@ -32,7 +32,8 @@ from whippletree.gateway.settling import Presence
 from whippletree.protocols import Renderer
 from whippletree.types import Call, ChatRequest, ParsedMessage
 
-PREFIXES = ("", "/r/{key}")
+PROXY = "/proxy/rollout/{rollout_id}/attempt/{attempt}/mode/{mode}/{provider:openai|anthropic|gemini}"
+PREFIXES = ("", "/r/{key}", PROXY)
 RETRY_HEADER = "x-stainless-retry-count"  # of the OpenAI and Anthropic SDKs; other clients repeat the body and say nothing
 ALIVE_PATHS = ("/", "/v1", "/v1/", "/v1beta", "/v1beta/", "/api/hello")  # where harnesses look with HEAD
 LONG_BODY = 4_000  # bytes; what is longer is rendered on a thread

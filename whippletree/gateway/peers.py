@@ -151,13 +151,17 @@ def add_statuses(reports: Sequence[GatewayStatus]) -> GatewayStatus:
     for report in reports:
         for cause, count in report.prefix_breaks.items():
             breaks[cause] = breaks.get(cause, 0) + count
+    seen = {
+        engine.name: [other for report in reports for other in report.engines if other.name == engine.name]
+        for engine in reports[0].engines
+    }
     engines = tuple(
         msgspec.structs.replace(
             engine,
-            answering=all(report.engines[place].answering for report in reports),
-            in_flight=sum(report.engines[place].in_flight for report in reports),
+            answering=all(other.answering for other in seen[engine.name]),
+            in_flight=sum(other.in_flight for other in seen[engine.name]),
         )
-        for place, engine in enumerate(reports[0].engines)
+        for engine in reports[0].engines
     )
     counted = ("in_flight", "waiting", "sessions", "calls", "delivered", "aborted", "replayed", "resumed", "refused_keys")
     sums = {name: sum(getattr(report, name) for report in reports) for name in counted}

@@ -60,7 +60,8 @@ class Preparer:
 
     def own_prompt(self) -> bool:
         """Whether there is an engine that takes the prompt which we would render."""
-        return not self._engine_renders and any(map(speaks_tokens, self._replicas.all))
+        active = self._replicas.active
+        return not self._engine_renders and (not active or any(map(speaks_tokens, active)))
 
     async def draft(self, session: Session, incoming: Incoming, sampled: Sampled) -> Draft:
         """Raises RequestError: the template refuses the messages, or they go on from a call that is not there."""

@@ -2,6 +2,7 @@
 
     start, or first use ──► status ──► probe (where no report was given) ──► calls
     failure ──► breaker ──open──► health checks in the background ──► half-open: one trial call ──► closed
+    add ──► registered and graded in the background         retire ──► no new call ──► its last call ends ──► closed for good
 
 Who waits for whom: a call waits for the registration of its replica, if that is under way. Nothing waits for health checks.
 
@@ -9,7 +10,8 @@ Invariants (tests/gateway/test_gateway_replicas.py):
 - an engine is asked for tokens only after it was registered (its context length is known);
 - an engine that has nothing but a chat endpoint is graded before its first call, any other once `start` was called;
 - after a failure another replica is used; the failed one is tried again, later and later, and kept away from while it is open;
-- no health check or probe holds up a call to another replica, or the status.
+- no health check or probe holds up a call to another replica, or the status;
+- a retired replica gets no new call, and is closed when its last one has ended.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class Replica:
         self.status: EngineStatus | None = None
         self.report = report
         self.breaker = Breaker()
+        self.retired = False
         self.to_probe = isinstance(engine, ChatOnly) and engine.chat_only
         self._registering = asyncio.Lock()
 
@@ -137,7 +140,7 @@ class Replica:
             name=self.engine.name,
             in_flight=self.in_flight,
             down_until=self.breaker.until,
-            open=not self.breaker.open,
+            open=not self.breaker.open and not self.retired,
         )
 
     def health(self) -> ReplicaHealth:
@@ -170,6 +173,35 @@ class Replicas:
         self.all = [Replica(place, engine, reports.get(engine.name)) for place, engine in enumerate(engines)]
         self._router = router or StickyRouter()
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._given = len(self.all)  # those are closed by whoever made them
+
+    @property
+    def active(self) -> list[Replica]:
+        """Those that are not retired."""
+        return [replica for replica in self.all if not replica.retired]
+
+    def add(self, engine: Engine) -> Replica:
+        """One more, registered and graded in the background."""
+        replica = Replica(len(self.all), engine, None)
+        replica.to_probe = True
+        self.all.append(replica)
+        self._watch(replica)
+        return replica
+
+    def retire(self, replica: Replica) -> None:
+        """No new call goes to it."""
+        replica.retired = True
+        task = self._tasks.pop(replica.place, None)
+        if task is not None:
+            task.cancel()
+        self._close_if_done(replica)
+
+    def _close_if_done(self, replica: Replica) -> None:
+        if replica.retired and replica.in_flight == 0:
+            closing = asyncio.create_task(replica.engine.close(), name=f"close-{replica.engine.name}")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def start(self) -> None:
         """Register and grade every replica in the background; those that do not answer are tried until they do."""
@@ -182,13 +214,14 @@ class Replicas:
         """End what goes on in the background."""
         for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        added = [replica.engine.close() for replica in self.all[self._given :] if not replica.retired]
+        await asyncio.gather(*self._tasks.values(), *self._closing, *added, return_exceptions=True)
         self._tasks.clear()
 
     @property
     def context_length(self) -> int:
         """Of the first registered replica, in tokens; 0 before there is one."""
-        return next((replica.context_length for replica in self.all if replica.status is not None), 0)
+        return next((replica.context_length for replica in self.active if replica.status is not None), 0)
 
     @asynccontextmanager
     async def chosen(self, call: RoutedCall) -> AsyncIterator[Replica]:
@@ -197,9 +230,9 @@ class Replicas:
         EngineUnavailable out of the body counts as the replica's failure.
         """
         now = time.monotonic()
-        place = self._router.choose([item.view() for item in self.all], call, now)
-        if place is None or not (0 <= place < len(self.all) and admits(self.all[place].breaker, now)):
-            errors = "; ".join(f"{item.engine.name}: {item.last_error}" for item in self.all)
+        place = self._router.choose([item.view() for item in self.active], call, now)
+        if place is None or not (0 <= place < len(self.all) and self._takes(self.all[place], now)):
+            errors = "; ".join(f"{item.engine.name}: {item.last_error}" for item in self.active) or "none is registered"
             raise EngineUnavailable(f"no engine answers: {errors}", "start the engine; calls wait and go on by themselves")
         replica = self.all[place]
         trial = replica.breaker.state == "half_open"
@@ -210,7 +243,7 @@ class Replicas:
             yield replica
         except EngineUnavailable as error:
             replica.failed(error)
-            if replica.breaker.state == "open":
+            if replica.breaker.state == "open" and not replica.retired:
                 self._watch(replica)
             raise
         else:
@@ -220,6 +253,11 @@ class Replicas:
             replica.in_flight -= 1
             if trial:
                 replica.breaker = left(replica.breaker)
+            self._close_if_done(replica)
+
+    @staticmethod
+    def _takes(replica: Replica, now: float) -> bool:
+        return not replica.retired and admits(replica.breaker, now)
 
     def _watch(self, replica: Replica) -> None:
         """Look after a replica in the background until calls may go to it."""

@@ -22,6 +22,7 @@ from whippletree.gateway.dialects import Dialect
 from whippletree.gateway.dialects.registry import DIALECTS
 
 KEY_PREFIX = re.compile(r"^/r/([^/]*)(?=/|$)")
+PROXY_PREFIX = re.compile(r"^/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/[^/]+(?=/|$)")
 KEY_LIKE = re.compile(r"\bwtc?-[\w.=-]*")
 PATHS = {
     "gemini": re.compile(r"/v1(alpha|beta)\w*(/|$)|.*:(generateContent|streamGenerateContent|countTokens)$"),
@@ -84,7 +85,7 @@ def shown(path: str) -> str:
 
 def dialect_of(path: str, headers: Mapping[str, str]) -> Dialect:
     """The dialect that the path suggests, and where it suggests none, the headers: the form of the answer to whatever came."""
-    bare = KEY_PREFIX.sub("", path)
+    bare = PROXY_PREFIX.sub("", KEY_PREFIX.sub("", path))
     name = next((name for name, pattern in PATHS.items() if pattern.match(bare)), "")
     if not name:
         name = next((name for name, signs in HEADERS.items() if any(sign in headers for sign in signs)), "chat")

@@ -133,6 +133,15 @@ class Gateway:
         session.sealed = True
         self._drop(session.key)
 
+    @property
+    def busy(self) -> bool:
+        """Whether any attempt is in memory."""
+        return bool(self._sessions)
+
+    def serves(self, key: AttemptKey) -> bool:
+        """Whether an attempt is in memory here."""
+        return key in self._sessions
+
     # --- calls -----------------------------------------------------------------------------------------------------------
 
     async def submit(self, session: Session, incoming: Incoming) -> LiveCall:
@@ -270,7 +279,7 @@ class Gateway:
             replayed=counts["replayed"],
             resumed=self._generator.resumed,
             prefix_breaks=dict(self._calls.breaks),
-            engines=tuple(replica.health() for replica in self.replicas.all),
+            engines=tuple(replica.health() for replica in self.replicas.active),
         )
 
     async def close(self) -> None:

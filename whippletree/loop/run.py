@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from whippletree.errors import WhippletreeError
+from whippletree.errors import StoreError, WhippletreeError
 from whippletree.learner import checkpoint
 from whippletree.learner.learner import Learner
 from whippletree.loop.batch import Batch, build_batch
@@ -88,12 +88,26 @@ class Run:
         found = checkpoint.latest(self.directory / "checkpoints")
         if found is not None:
             self.step = checkpoint.restore(self.learner, found).step
+            self._check_record(found)
             self._commit(found.name)  # of a save whose learner was killed before it could say so
         self.watch.refresh()
         while self.step in self.records:
             self._apply(self.records[self.step], seconds_collect=0.0, replayed=True)
         self.publish()
         self.fleet.gateway.release()  # of a hold whose learner was killed
+
+    def _check_record(self, found: Path) -> None:
+        """The record knows every update that the checkpoint holds, or rollouts would be made and trained a second time.
+
+        Raises StoreError.
+        """
+        missing = [step for step in range(self.step) if step not in self.records]
+        if missing:
+            raise StoreError(
+                f"{found} holds {self.step} updates, but the run's record ({self.directory / 'store'}) knows nothing of update "
+                f"{missing[0]}" + (f" and {len(missing) - 1} others" if len(missing) > 1 else ""),
+                "put the record back that belongs to this checkpoint; to go on without it, start a new run from these weights",
+            )
 
     # --- collecting --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,325 @@
+"""The rules of the rollout API, over the store and the gateway. No HTTP.
+
+    create ─► queuing ─► update "running" ─► update "succeeded" (reward) | "failed" (cause) | "queuing" (cause: once more)
+                 └──────── cancel ────────────────► failed (cause "cancelled"); what is under way is ended
+
+What blocks: the store; an update that ends an attempt, until its calls are recorded; a listing that waits, at most
+`LONGEST_WAIT`.
+Invariants (tests/gateway/test_rollout_api.py):
+- each operation, repeated, changes nothing more; what an older attempt says changes nothing and is told so (409, "fenced");
+- an update to the state that a rollout has is accepted, one that its state machine has not is refused with the reason (409);
+- a reward is finite and was sent: with the update, or by the last reward event of the same attempt;
+- no call of an attempt is accepted once the attempt has ended or its rollout was cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from whippletree.errors import ConflictError, RequestError, StoreError
+from whippletree.gateway.keys import AttemptKey
+from whippletree.gateway.rollout_api.wire import (
+    CancelRollouts,
+    CreateRollouts,
+    EventDraft,
+    EventReceipt,
+    RolloutDraft,
+    RolloutUpdate,
+)
+from whippletree.gateway.service import Gateway
+from whippletree.protocols import AttemptOutcome, Store
+from whippletree.store.transitions import cancelled
+from whippletree.traces import Node, load_trace
+from whippletree.types import (
+    Attempt,
+    Cause,
+    Event,
+    EventPage,
+    QueueReport,
+    Rollout,
+    RolloutPage,
+    RolloutSpec,
+    VerifierResult,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LONGEST_WAIT = 60.0  # seconds
+LOOKS = (0.02, 0.05, 0.1, 0.25)  # seconds between looks of a listing that waits; the last one again and again
+PHASE = "agent"  # in which an external rollout fails: it has no other
+REWARD = "reward"  # kind of the events that carry one
+MODEL_REQUEST = "model_request"  # kind of the events that stand for calls
+WORKER = "api"  # who runs a rollout, where nobody says so
+FOLLOW_PAUSE = 0.5  # seconds
+CLOCK_SLACK = 60.0  # seconds by which clocks of the store's writers may differ
+CANCEL_PAGE = 1000  # rollouts of a group that are cancelled at once
+
+
+class RolloutService:
+    """What the routes do."""
+
+    def __init__(self, gateway: Gateway, store: Store) -> None:
+        self._gateway = gateway
+        self._store = store
+
+    async def create(self, wanted: CreateRollouts) -> list[Rollout]:
+        """All of them or none; those that are there already stay as they are. Raises ConflictError, RequestError (400)."""
+        specs = [_spec(draft) for draft in wanted.rollouts]
+        await asyncio.wrap_future(self._store.create_rollouts(specs))
+        return [await self.get(spec.rollout_id) for spec in specs]
+
+    async def get(self, rollout_id: str, wait: float = 0.0) -> Rollout:
+        """A rollout; with `wait` once it has ended, or after so many seconds. Raises RequestError (404)."""
+        return await self._look(lambda: self._found(rollout_id), lambda rollout: rollout.terminal, wait)
+
+    async def page(self, wait: float = 0.0, **filters: Any) -> RolloutPage:
+        """See protocols.Store.page; with `wait` once it holds something, or after so many seconds.
+
+        Raises RequestError (400).
+        """
+        try:
+            return await self._look(lambda: self._store.page(**filters), lambda page: bool(page.rollouts), wait)
+        except StoreError as error:
+            raise RequestError(error.cause, error.next_step) from error
+
+    async def update(self, rollout_id: str, update: RolloutUpdate) -> Rollout:
+        """Move a rollout. Raises RequestError (400, 404, 409) and ConflictError."""
+        rollout = await self.get(rollout_id)
+        if update.status == "running":
+            return await self._begin(rollout, update)
+        attempt = update.attempt or rollout.attempt
+        if rollout.state == update.status == "queuing" and update.attempt is None:
+            return rollout
+        if attempt != rollout.attempt or attempt == 0:
+            raise _fenced(rollout, attempt)
+        report = await self._report(rollout, attempt, update)
+        if rollout.state == "running":
+            await self._gateway.seal(AttemptKey(rollout_id=rollout_id, attempt=attempt), None)
+        outcome = AttemptOutcome(attempt=report, requeue=update.status == "queuing")
+        kept = await asyncio.wrap_future(self._store.finish(outcome))
+        rollout = await self.get(rollout_id)
+        if not kept and (rollout.state, rollout.attempt) != (update.status, attempt):  # otherwise it was said before
+            raise _fenced(rollout, attempt)
+        return rollout
+
+    async def _begin(self, rollout: Rollout, update: RolloutUpdate) -> Rollout:
+        if update.attempt is not None and rollout.state == "running" and update.attempt != rollout.attempt:
+            raise _fenced(rollout, update.attempt)
+        if rollout.state != "running" or update.worker:
+            await asyncio.wrap_future(self._store.begin(rollout.spec.rollout_id, update.worker or WORKER))
+        return await self.get(rollout.spec.rollout_id)
+
+    async def _report(self, rollout: Rollout, attempt: int, update: RolloutUpdate) -> Attempt:
+        report = Attempt(rollout_id=rollout.spec.rollout_id, attempt=attempt, started=0.0, finished=time.time())
+        if update.status == "succeeded":
+            return msgspec.structs.replace(report, result=await self._reward(rollout, attempt, update))
+        if update.reward is not None:
+            raise RequestError("a rollout that did not succeed has no reward", "leave the reward out")
+        message = update.message or f"reported by {update.worker or WORKER}"
+        return msgspec.structs.replace(report, cause=Cause(cause=update.cause, phase=PHASE, message=message))
+
+    async def _reward(self, rollout: Rollout, attempt: int, update: RolloutUpdate) -> VerifierResult:
+        if update.reward is not None:
+            return _result(update.reward, update.scores)
+        if rollout.state == "succeeded" and rollout.reward is not None:  # said before
+            return VerifierResult(reward=rollout.reward)
+        events = await asyncio.to_thread(self._store.events, rollout.spec.rollout_id)
+        rewards = [event for event in events if event.kind == REWARD and event.attempt == attempt]
+        if not rewards:
+            raise RequestError(
+                f"no reward was sent for attempt {attempt} of {rollout.spec.rollout_id}",
+                "send it with the update, or a reward event before it; where there is none, report failed",
+                status=409,
+                code="no_reward",
+            )
+        return _result(*_read_reward(rewards[-1].data))
+
+    async def append(self, rollout_id: str, attempt: int, draft: EventDraft) -> EventReceipt:
+        """Write an event of the current attempt; the same id again changes nothing. Raises RequestError (400, 404, 409)."""
+        rollout = await self.get(rollout_id)
+        if draft.kind == MODEL_REQUEST:
+            raise RequestError("calls are recorded by the gateway alone", "choose another kind")
+        if draft.kind == REWARD:
+            _result(*_read_reward(draft.data))
+        event_id = f"{rollout_id}/{attempt}/{draft.event_id or secrets.token_hex(8)}"
+        if attempt != rollout.attempt or attempt == 0:
+            raise _fenced(rollout, attempt)
+        event = Event(
+            event_id=event_id,
+            rollout_id=rollout_id,
+            attempt=attempt,
+            time=draft.time or time.time(),
+            kind=draft.kind,
+            data=draft.data,
+        )
+        await asyncio.wrap_future(self._store.append_events([event]))
+        return EventReceipt(event_id=event_id)
+
+    async def events(self, rollout_id: str, *, kind: str, after: int, limit: int, wait: float) -> EventPage:
+        """A page of events; with `wait` once it holds something. Of the kind "model_request": the recorded calls of the last
+        attempt, which are no stored events. Raises RequestError (404; 410 where their tokens were given up)."""
+        await self.get(rollout_id)
+
+        def read() -> EventPage:
+            if kind == MODEL_REQUEST:
+                return self._calls(rollout_id, after, limit)
+            return self._store.event_page(rollout_id, kind=kind, after=after, limit=limit)
+
+        return await self._look(read, lambda page: bool(page.events), wait)
+
+    def _calls(self, rollout_id: str, after: int, limit: int) -> EventPage:
+        """Calls number `after` and up, each with everything that it was fed and sampled."""
+        try:
+            nodes = load_trace(self._store, self._store.rollout(rollout_id)).nodes
+        except StoreError as error:
+            raise RequestError(error.cause, error.next_step, status=410, code="released") from error
+        kept = nodes[after : after + limit]
+        last = after + len(kept)
+        return EventPage(events=tuple(map(_model_request, kept)), next=last, more=last < len(nodes))
+
+    async def cancel(self, wanted: CancelRollouts) -> list[Rollout]:
+        """Call rollouts off. Raises RequestError (404)."""
+        ids = list(wanted.rollout_ids)
+        if wanted.group_id:
+            page = await asyncio.to_thread(self._store.page, group_id=wanted.group_id, limit=CANCEL_PAGE)
+            while True:
+                ids += [rollout.spec.rollout_id for rollout in page.rollouts]
+                if not page.more:
+                    break
+                page = await asyncio.to_thread(self._store.page, group_id=wanted.group_id, after=page.next, limit=CANCEL_PAGE)
+        ids = list(dict.fromkeys(ids))
+        for rollout_id in ids:
+            await self.get(rollout_id)
+        ended = await asyncio.wrap_future(self._store.cancel(ids, wanted.reason))
+        await self._end_calls(ended)
+        return ended
+
+    async def follow(self) -> None:
+        """End the calls of rollouts that are cancelled anywhere, until this is cancelled itself."""
+        looked = time.time() - CLOCK_SLACK
+        while True:
+            await asyncio.sleep(FOLLOW_PAUSE)
+            try:
+                if not self._gateway.busy:
+                    continue
+                failed = await asyncio.to_thread(self._store.rollouts, states=("failed",), updated_after=looked)
+                looked = max((rollout.updated for rollout in failed), default=looked)
+                await self._end_calls(failed)
+            except StoreError as error:
+                logger.warning("cancelled rollouts could not be looked for: %s", error)
+
+    async def _end_calls(self, rollouts: Sequence[Rollout]) -> None:
+        keys = (AttemptKey(rollout_id=item.spec.rollout_id, attempt=item.attempt) for item in rollouts if cancelled(item))
+        await asyncio.gather(*(self._gateway.seal(key, 0.0) for key in keys if self._gateway.serves(key)))
+
+    async def pause(self, paused: bool) -> QueueReport:
+        """Begin nothing new, or go on."""
+        await asyncio.wrap_future(self._store.pause_queue(paused))
+        return await self.queue()
+
+    async def queue(self) -> QueueReport:
+        """Every source's rollouts by state."""
+        return await asyncio.to_thread(self._store.queue)
+
+    # --- within ----------------------------------------------------------------------------------------------------------
+
+    def _found(self, rollout_id: str) -> Rollout:
+        try:
+            return self._store.rollout(rollout_id)
+        except StoreError as error:
+            raise RequestError(error.cause, error.next_step, status=404, code="not_found") from error
+
+    async def _look(self, read: Callable[[], T], enough: Callable[[T], bool], wait: float) -> T:
+        """Read until it is enough, at most `wait` seconds."""
+        deadline = time.monotonic() + min(wait, LONGEST_WAIT)
+        looks = 0
+        while True:
+            found = await asyncio.to_thread(read)
+            left = deadline - time.monotonic()
+            if enough(found) or left <= 0:
+                return found
+            await asyncio.sleep(min(left, LOOKS[min(looks, len(LOOKS) - 1)]))
+            looks += 1
+
+
+def _spec(draft: RolloutDraft) -> RolloutSpec:
+    rollout_id = draft.rollout_id or f"api-{secrets.token_hex(8)}"
+    if not 0.0 <= draft.sampling.temperature < math.inf or draft.sampling.max_tokens < 1:
+        raise RequestError("sampling has a temperature below 0 or a max_tokens below 1", "leave it out for the defaults")
+    return RolloutSpec(
+        rollout_id=rollout_id,
+        group_id=draft.group_id or rollout_id,
+        source=draft.source,
+        task_id=draft.task_id or rollout_id,
+        task_path=draft.task_path,
+        harness=draft.harness,
+        purpose=draft.purpose,
+        step=draft.step,
+        sampling=draft.sampling,
+        max_attempts=draft.max_attempts,
+        labels=draft.labels,
+        input=draft.input,
+    )
+
+
+def _model_request(node: Node) -> Event:
+    """A call as an event."""
+    call = node.call
+    return Event(
+        event_id=call.call_id,
+        rollout_id=call.rollout_id,
+        attempt=call.attempt,
+        time=call.times.finished,
+        kind=MODEL_REQUEST,
+        data={
+            "prompt_token_ids": node.prompt_ids.tolist(),
+            "response_token_ids": node.sampled_ids.tolist(),
+            "logprobs": node.logprobs.tolist(),
+            "policy_versions": node.versions.tolist(),
+            "finish_reason": call.finish_reason,
+            "role": node.role,
+            "parent": node.parent,
+            "delivered": node.delivered,
+            "not_trainable": node.excluded,
+        },
+    )
+
+
+def _read_reward(data: dict[str, Any]) -> tuple[float, dict[str, float]]:
+    """What a reward event says. Raises RequestError (400)."""
+    try:
+        return msgspec.convert(data.get("reward"), float), msgspec.convert(data.get("scores", {}), dict[str, float])
+    except msgspec.ValidationError as error:
+        raise RequestError(f"a reward event has no number: {error}", 'send {"reward": 1.0}') from error
+
+
+def _result(reward: float, scores: dict[str, float]) -> VerifierResult:
+    if not all(map(math.isfinite, (reward, *scores.values()))):
+        raise RequestError("a reward or a score is not finite", "report failed where the verifier failed")
+    return VerifierResult(reward=reward, scores=scores or {REWARD: reward})
+
+
+def _fenced(rollout: Rollout, attempt: int) -> RequestError:
+    name = rollout.spec.rollout_id
+    if rollout.state == "queuing" or rollout.attempt == 0:
+        cause = f"attempt {attempt} of {name} is not under way: the rollout waits for its next attempt"
+    elif rollout.attempt != attempt:
+        cause = f"attempt {attempt} of {name} is not the current one, {rollout.attempt} is"
+    else:
+        cause = f"attempt {attempt} of {name} was cancelled"
+    return RequestError(cause, "stop: nothing that it reports changes anything", status=409, code="fenced")
+
+
+def conflict(error: ConflictError) -> RequestError:
+    """A refused transition, with its reason."""
+    return RequestError(error.cause, error.next_step, status=409, code="conflict")
