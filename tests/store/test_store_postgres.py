@@ -87,6 +87,19 @@ def test_the_core_does_not_import_the_driver() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_without_the_driver_the_error_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from pathlib import Path; from whippletree.errors import StoreError\n"
+        "from whippletree.store import StoreConfig, open_store\n"
+        "open_store(Path(sys.argv[1]) / 'a').close()\n"
+        "try: open_store(Path(sys.argv[1]) / 'b', config=StoreConfig(url='postgresql://db/x'))\n"
+        "except StoreError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "pip install 'whippletree[postgres]'" in done.stdout
+
+
 # --- durability and lost connections ---------------------------------------------------------------------------------
 
 

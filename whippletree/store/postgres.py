@@ -12,8 +12,8 @@ Invariants (tests/store/test_store_postgres.py, test_store_postgres_crash.py):
 - of a commit that was cut off the truth is told: each writer counts its groups in the transaction itself, in a row of its own,
   and takes that row away on a new connection. That waits for a commit that is under way, says whether it arrived, and makes one
   that the server has not read yet fail;
-- no wait is endless: locks wait `busy_seconds`, a transaction whose client stands still is ended by the server after that
-  time, and a connection whose other end is silent is given up.
+- locks wait no longer than `busy_seconds`, a transaction whose client stands still is ended by the server after that time, and
+  a connection to a host that is gone is given up.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class PostgresConnection:
             except psycopg.Error as error:
                 if not self._raw.closed:
                     raise self._refused(error) from error
-        self._raw = self._database.open()
+        self._raw = self._database.open()  # the old one is closed
         return self._checked(run)
 
     def _checked(self, run: Callable[[], R]) -> R:
@@ -157,6 +157,7 @@ class PostgresConnection:
         deadline = time.monotonic() + self._database.connect_seconds
         while True:
             try:
+                self._raw.close()
                 self._raw = self._database.open()
                 row = self._raw.execute(f"DELETE FROM writers WHERE writer = {self._writer} RETURNING groups").fetchone()
                 self._writer = 0

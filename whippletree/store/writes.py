@@ -62,8 +62,9 @@ def claim(tx: Transaction, worker: str, limit: int) -> list[Attempt]:
         if room > 0:
             queues = {source: _waiting(tx, purpose, source, room) for source in _sources(tx, purpose)}
             picked = fair(queues, running, room)
+            names = {waiting.rollout_id for waiting in picked}
             for source, queue in queues.items():
-                running[source] = running.get(source, 0) + sum(waiting in picked for waiting in queue)
+                running[source] = running.get(source, 0) + sum(waiting.rollout_id in names for waiting in queue)
             chosen += picked
     attempts = [
         Attempt(rollout_id=waiting.rollout_id, attempt=waiting.attempt + 1, started=tx.now, worker=worker) for waiting in chosen
