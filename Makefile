@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 SEED ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help env env-smollm2 env-vllm env-harnesses demo demo-smollm2 test test-slow test-vllm test-harnesses lint format bench docs clean
+.PHONY: help env env-smollm2 env-vllm env-harnesses env-postgres demo demo-smollm2 test test-slow test-vllm test-harnesses lint format bench docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -17,7 +17,7 @@ env: $(VENV)/.ready  ## make .venv with everything that the demo and the tests n
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,sandbox,mini,renderers,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,sandbox,mini,renderers,postgres,dev]'
 	touch $@
 
 env-smollm2: env  ## add the real 135M weights and their converter
@@ -36,6 +36,9 @@ env-harnesses: env  ## real coding agents (npm, 1.4 GB), for the harness tests
 		mkdir -p .harnesses/$$name && \
 		npm install --prefix .harnesses/$$name --no-audit --no-fund --no-package-lock --loglevel=error $$package && \
 		touch .harnesses/$$name/.ready || exit 1; done
+
+env-postgres:  ## PostgreSQL's server from Debian's packages (as root), for the store's tests
+	tests/store/install-postgres.sh
 
 demo: env  ## a small model learns through a real harness; see runs/demo/report.html
 	$(BIN)/whippletree train examples/demo.toml --set run.seed=$(SEED) --overwrite

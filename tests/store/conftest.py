@@ -1,22 +1,62 @@
-"""A real store in a temporary directory, and makers of valid records."""
+"""A real store in a temporary directory, on each database, and makers of valid records."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from postgres_cluster import Cluster, running_cluster
 
-from whippletree.store import SqliteStore, open_store
+from whippletree.store import RecordStore, StoreConfig, open_store
+from whippletree.store.database import Database
+from whippletree.store.place import Place
+from whippletree.store.sqlite import SqliteDatabase
 from whippletree.types import Attempt, Call, CallPayload, CallTimes, RolloutSpec, Sampling, VerifierResult
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A throw-away PostgreSQL server; skips where there is none."""
+    with running_cluster() as started:
+        yield started
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Where the record lies (StoreConfig.url): each database in turn."""
+    return request.getfixturevalue("cluster").url if request.param == "postgres" else ""
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    with open_store(tmp_path / "store") as opened:
-        yield opened
+def database(url: str, tmp_path: Path) -> Database:
+    """An empty database of each kind, still without tables."""
+    if not url:
+        return SqliteDatabase(tmp_path / "x.sqlite", 0.2, power_safe=True)
+    from whippletree.store import postgres
+
+    place = Place(url=url, schema=f"bare_{secrets.token_hex(6)}")
+    postgres.create_schema(place, 10.0)
+    return postgres.PostgresDatabase(place, connect_seconds=10.0, busy_seconds=0.2)
+
+
+@pytest.fixture
+def opened(url: str) -> Callable[..., RecordStore]:
+    """Opens the store of a directory on the database in turn; further arguments are settings."""
+
+    def open_it(directory: Path, **settings: Any) -> RecordStore:
+        return open_store(directory, config=StoreConfig(url=url, **settings))
+
+    return open_it
+
+
+@pytest.fixture
+def store(tmp_path: Path, opened: Callable[..., RecordStore]) -> Iterator[RecordStore]:
+    with opened(tmp_path / "store") as one:
+        yield one
 
 
 def spec(rollout_id: str = "r-1", **fields: Any) -> RolloutSpec:
@@ -69,7 +109,7 @@ def make() -> type[Make]:
 
 
 @pytest.fixture
-def running(store: SqliteStore) -> Callable[..., list[Attempt]]:
+def running(store: RecordStore) -> Callable[..., list[Attempt]]:
     """Create and claim rollouts by id."""
 
     def start(*rollout_ids: str, worker: str = "w", **fields: Any) -> list[Attempt]:

@@ -11,15 +11,16 @@ import pytest
 
 from whippletree.errors import AlignmentError, ConflictError, FencedError, StoreError
 from whippletree.protocols import AttemptOutcome
-from whippletree.store import SegmentPayloadStore, SqliteStore, StoreConfig, open_store
+from whippletree.store import RecordStore, SegmentPayloadStore, open_store
 from whippletree.store.segments import encode_record
 from whippletree.types import Attempt, Cause, CauseClass, VersionSpan
 
 Running = Callable[..., list[Attempt]]
+Opened = Callable[..., RecordStore]
 CAUSE = Cause(cause=CauseClass.ENGINE, phase="agent", message="gone")
 
 
-def test_a_recorded_call_comes_back_with_its_payload(store: SqliteStore, running: Running, make: Any) -> None:
+def test_a_recorded_call_comes_back_with_its_payload(store: RecordStore, running: Running, make: Any) -> None:
     running("r-1")
     given = make.call(parent_call_id="c-0", versions=(VersionSpan(start=0, policy_version=7),), replica="e0")
     recorded = store.record_call(given, make.payload()).result()
@@ -32,7 +33,7 @@ def test_a_recorded_call_comes_back_with_its_payload(store: SqliteStore, running
     assert columns.request_json == b'{"messages": []}'
 
 
-def test_calls_are_ordered_by_index_and_kept_apart_by_attempt(store: SqliteStore, running: Running, make: Any) -> None:
+def test_calls_are_ordered_by_index_and_kept_apart_by_attempt(store: RecordStore, running: Running, make: Any) -> None:
     running("r-1", "r-2")
     for index in (2, 0, 1):
         store.record_call(make.call(f"c{index}", index=index), make.payload()).result()
@@ -41,7 +42,7 @@ def test_calls_are_ordered_by_index_and_kept_apart_by_attempt(store: SqliteStore
     assert store.calls("r-1", 2) == []
 
 
-def test_delivery_is_marked_also_after_the_seal(store: SqliteStore, running: Running, make: Any) -> None:
+def test_delivery_is_marked_also_after_the_seal(store: RecordStore, running: Running, make: Any) -> None:
     running("r-1")
     recorded = store.record_call(make.call(), make.payload()).result()
     assert recorded.delivered is False
@@ -53,7 +54,7 @@ def test_delivery_is_marked_also_after_the_seal(store: SqliteStore, running: Run
         store.mark_delivered("c-9").result()
 
 
-def test_the_same_call_again_is_a_no_op(store: SqliteStore, running: Running, make: Any) -> None:
+def test_the_same_call_again_is_a_no_op(store: RecordStore, running: Running, make: Any) -> None:
     running("r-1")
     first = store.record_call(make.call(), make.payload()).result()
     store.mark_delivered("c-1").result()
@@ -65,7 +66,7 @@ def test_the_same_call_again_is_a_no_op(store: SqliteStore, running: Running, ma
         store.record_call(make.call(index=5), make.payload()).result()
 
 
-def test_a_sealed_or_old_or_finished_attempt_takes_no_call(store: SqliteStore, running: Running, make: Any) -> None:
+def test_a_sealed_or_old_or_finished_attempt_takes_no_call(store: RecordStore, running: Running, make: Any) -> None:
     running("r-1", "r-2")
     store.seal("r-1", 1).result()
     with pytest.raises(FencedError, match="sealed"):
@@ -85,13 +86,13 @@ def test_a_sealed_or_old_or_finished_attempt_takes_no_call(store: SqliteStore, r
     assert [call.call_id for call in store.calls("r-1", 2)] == ["c4"]
 
 
-def test_a_call_of_an_unknown_rollout_is_an_error(store: SqliteStore, make: Any) -> None:
+def test_a_call_of_an_unknown_rollout_is_an_error(store: RecordStore, make: Any) -> None:
     with pytest.raises(StoreError, match="unknown rollout"):
         store.record_call(make.call(rollout_id="nobody"), make.payload()).result()
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_columns_that_do_not_line_up_are_refused_by_name(store: SqliteStore, running: Running, make: Any, count: int) -> None:
+def test_columns_that_do_not_line_up_are_refused_by_name(store: RecordStore, running: Running, make: Any, count: int) -> None:
     running("r-1")
     with pytest.raises(AlignmentError, match=r"c-1.*2 sampled ids"):
         store.record_call(make.call(sampled_tokens=count), make.payload(sampled=2))
@@ -101,7 +102,7 @@ def test_columns_that_do_not_line_up_are_refused_by_name(store: SqliteStore, run
         store.record_call(make.call(), short)
 
 
-def test_a_call_without_logprobs_says_so_and_is_kept(store: SqliteStore, running: Running, make: Any) -> None:
+def test_a_call_without_logprobs_says_so_and_is_kept(store: RecordStore, running: Running, make: Any) -> None:
     running("r-1")
     without = make.payload()
     without.logprobs = without.logprobs[:0]
@@ -109,7 +110,7 @@ def test_a_call_without_logprobs_says_so_and_is_kept(store: SqliteStore, running
     assert store.payload(recorded).logprobs.shape == (0,)
 
 
-def test_many_threads_write_and_read(store: SqliteStore, running: Running, make: Any) -> None:
+def test_many_threads_write_and_read(store: RecordStore, running: Running, make: Any) -> None:
     running("r-1")
     errors: list[BaseException] = []
 
@@ -131,13 +132,8 @@ def test_many_threads_write_and_read(store: SqliteStore, running: Running, make:
     assert [call.index for call in store.calls("r-1", 1)] == list(range(160))
 
 
-def small_segments(make: Any) -> StoreConfig:
-    """Two payloads to a segment."""
-    return StoreConfig(segment_bytes=2 * len(encode_record(make.payload())))
-
-
-def test_release_deletes_a_segment_once_all_of_it_is_released(tmp_path: Path, make: Any) -> None:
-    with open_store(tmp_path, config=small_segments(make)) as store:
+def test_release_deletes_a_segment_once_all_of_it_is_released(tmp_path: Path, opened: Opened, make: Any) -> None:
+    with opened(tmp_path, segment_bytes=2 * len(encode_record(make.payload()))) as store:  # two payloads to a segment
         store.create_rollouts([make.spec(name) for name in ("a", "b", "c")]).result()
         store.claim("w", 3).result()
         order = ["a", "b", "a", "a", "c", "c"]  # two to a segment
@@ -168,7 +164,7 @@ def test_release_deletes_a_segment_once_all_of_it_is_released(tmp_path: Path, ma
         assert len(later.calls("c", 1)) == 2
 
 
-def test_release_deletes_what_a_dead_process_never_committed(store: SqliteStore, tmp_path: Path, make: Any) -> None:
+def test_release_deletes_what_a_dead_process_never_committed(store: RecordStore, tmp_path: Path, make: Any) -> None:
     orphan = SegmentPayloadStore(tmp_path / "store" / "payloads")
     orphan.put([make.payload()])
     store.release([])
@@ -178,7 +174,7 @@ def test_release_deletes_what_a_dead_process_never_committed(store: SqliteStore,
     assert list((tmp_path / "store" / "payloads").iterdir()) == []
 
 
-def test_release_gives_up_the_calls_of_every_attempt(store: SqliteStore, running: Running, make: Any) -> None:
+def test_release_gives_up_the_calls_of_every_attempt(store: RecordStore, running: Running, make: Any) -> None:
     running("r-1")
     store.record_call(make.call("c1"), make.payload()).result()
     store.release_worker("w").result()
@@ -187,6 +183,6 @@ def test_release_gives_up_the_calls_of_every_attempt(store: SqliteStore, running
     assert store.release(["r-1"]) == 2
 
 
-def test_a_call_without_a_key_has_no_payload_to_read(store: SqliteStore, make: Any) -> None:
+def test_a_call_without_a_key_has_no_payload_to_read(store: RecordStore, make: Any) -> None:
     with pytest.raises(StoreError, match="no payload key"):
         store.payload(make.call())

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from whippletree.store import open_store
+from whippletree.store import RecordStore, open_store
+
+Opened = Callable[..., RecordStore]
 
 WRITER = """
 import sys, threading
@@ -80,7 +83,8 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("acknowledged", [5, 120, 400])
-def test_every_acknowledged_write_survives_kill_9(tmp_path: Path, acknowledged: int) -> None:
+def test_every_acknowledged_write_survives_kill_9(tmp_path: Path, opened: Opened, acknowledged: int) -> None:
+    opened(tmp_path).close()
     victim = start(WRITER, str(tmp_path))
     assert victim.stdout is not None
     lines = [victim.stdout.readline().split() for _ in range(acknowledged)]
@@ -108,9 +112,9 @@ def test_every_acknowledged_write_survives_kill_9(tmp_path: Path, acknowledged: 
         assert list((tmp_path / "payloads").iterdir()) == []  # the dead writer's last segment goes too
 
 
-def test_two_processes_never_claim_the_same_rollout(tmp_path: Path, make: Any) -> None:
-    names = [f"r-{number}" for number in range(120)]
-    with open_store(tmp_path) as store:
+def test_two_processes_never_claim_the_same_rollout(tmp_path: Path, opened: Opened, make: Any) -> None:
+    names = [f"r-{number}" for number in range(500)]
+    with opened(tmp_path) as store:
         store.create_rollouts([make.spec(name) for name in names]).result()
         claimers = [start(CLAIMER, str(tmp_path), f"w-{number}") for number in range(2)]
         for claimer in claimers:

@@ -153,19 +153,3 @@ def test_what_a_cancelled_attempt_still_reports_changes_nothing(store: Store, ma
     assert store.finish(AttemptOutcome(attempt=requeue, requeue=True)).result() is False
     assert store.release_worker("w").result() == []
     assert (store.rollout("a").state, store.rollout("a").reward) == ("failed", None)
-
-
-def test_a_page_reads_no_more_than_its_rows(store: Any, make: Any) -> None:
-    """However many rollouts have ended: the plans of what is asked all the time use an index."""
-    queries = (
-        "SELECT spec, seq FROM rollouts WHERE state IN ('queuing') AND seq > 5 ORDER BY seq LIMIT 3",
-        "SELECT spec, seq FROM rollouts WHERE seq > 5 ORDER BY seq LIMIT 3",
-        "SELECT spec, seq FROM rollouts WHERE (updated, seq) > (1.0, 2) ORDER BY updated, seq LIMIT 3",
-        "SELECT seq FROM rollouts WHERE state = 'queuing' AND purpose = 'train' AND external = 0 AND source = 'x'"
-        " ORDER BY seq LIMIT 3",
-        "SELECT record, seq FROM events WHERE rollout_id = 'a' AND seq > 3 ORDER BY seq LIMIT 3",
-    )
-    for query in queries:
-        plan = " ".join(str(row[-1]) for row in store._read(f"EXPLAIN QUERY PLAN {query}"))
-        assert "SEARCH" in plan, (query, plan)
-        assert "TEMP B-TREE" not in plan, (query, plan)

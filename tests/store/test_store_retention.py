@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from whippletree.errors import StoreError
-from whippletree.store import SqliteStore, StoreConfig
+from whippletree.store import RecordStore, StoreConfig
 from whippletree.store.retention import releasable
 from whippletree.types import Rollout, RolloutState
 
@@ -23,7 +23,7 @@ def test_only_finished_rollouts_of_committed_steps_go(make: Any):
     assert releasable(found, 5, StoreConfig()) == []
 
 
-def test_a_released_payload_is_gone_and_its_record_stays(store: SqliteStore, make: Any, running: Any):
+def test_a_released_payload_is_gone_and_its_record_stays(store: RecordStore, make: Any, running: Any):
     running("r-1")
     call = store.record_call(make.call(), make.payload()).result()
     from whippletree.protocols import AttemptOutcome

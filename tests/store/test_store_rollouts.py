@@ -9,11 +9,12 @@ import pytest
 
 from whippletree.errors import ConflictError, StoreError
 from whippletree.protocols import AttemptOutcome, Store
-from whippletree.store import SqliteStore, open_store
+from whippletree.store import RecordStore
 from whippletree.types import Attempt, Cause, CauseClass, Event, Phase, VerifierResult
 
 CAUSE = Cause(cause=CauseClass.SANDBOX, phase="boot", message="bwrap exited 1")
 Running = Callable[..., list[Attempt]]
+Opened = Callable[..., RecordStore]
 
 
 def failed(attempt: Attempt, requeue: bool = False) -> AttemptOutcome:
@@ -25,11 +26,11 @@ def ids(rollouts: list[Any]) -> list[str]:
     return [rollout.spec.rollout_id for rollout in rollouts]
 
 
-def test_it_is_a_store(store: SqliteStore) -> None:
+def test_it_is_a_store(store: RecordStore) -> None:
     assert isinstance(store, Store)
 
 
-def test_creation_is_idempotent_and_specs_do_not_change(store: SqliteStore, make: Any) -> None:
+def test_creation_is_idempotent_and_specs_do_not_change(store: RecordStore, make: Any) -> None:
     store.create_rollouts([make.spec("a"), make.spec("b")]).result()
     store.create_rollouts([make.spec("b"), make.spec("c")]).result()
     assert ids(store.rollouts()) == ["a", "b", "c"]
@@ -39,20 +40,20 @@ def test_creation_is_idempotent_and_specs_do_not_change(store: SqliteStore, make
     assert store.rollout("a").spec == make.spec("a")
 
 
-def test_an_unknown_rollout_is_an_error(store: SqliteStore) -> None:
+def test_an_unknown_rollout_is_an_error(store: RecordStore) -> None:
     with pytest.raises(StoreError, match="no rollout 'x'"):
         store.rollout("x")
     with pytest.raises(StoreError, match="no rollout 'x'"):
         store.seal("x", 1).result()
 
 
-def test_odd_ids_are_plain_values(store: SqliteStore, make: Any) -> None:
+def test_odd_ids_are_plain_values(store: RecordStore, make: Any) -> None:
     odd = "a'; DROP TABLE rollouts; --\u2028/../é"
     store.create_rollouts([make.spec(odd, group_id=odd)]).result()
     assert ids(store.rollouts(group_id=odd)) == [odd]
 
 
-def test_filters_are_combined(store: SqliteStore, make: Any) -> None:
+def test_filters_are_combined(store: RecordStore, make: Any) -> None:
     store.create_rollouts(
         [
             make.spec(f"{purpose}-{step}", purpose=purpose, step=step, group_id=f"g{step}")
@@ -69,7 +70,7 @@ def test_filters_are_combined(store: SqliteStore, make: Any) -> None:
     assert ids(store.rollouts(limit=3)) == ["train-1", "eval-1", "train-2"]
 
 
-def test_a_reader_that_polls_by_update_time_misses_nothing(store: SqliteStore, running: Running) -> None:
+def test_a_reader_that_polls_by_update_time_misses_nothing(store: RecordStore, running: Running) -> None:
     names = [f"r{number}" for number in range(30)]
     attempts = running(*names)
     since = max(rollout.updated for rollout in store.rollouts())
@@ -90,7 +91,7 @@ def _rewarded(attempt: Attempt) -> Attempt:
     return Attempt(rollout_id=attempt.rollout_id, attempt=attempt.attempt, started=0.0, result=VerifierResult(reward=0.5))
 
 
-def test_claim_takes_eval_first_then_the_oldest(store: SqliteStore, make: Any) -> None:
+def test_claim_takes_eval_first_then_the_oldest(store: RecordStore, make: Any) -> None:
     store.create_rollouts([make.spec("t1"), make.spec("t2"), make.spec("e1", purpose="eval"), make.spec("t3")]).result()
     first = store.claim("w-1", 2).result()
     assert [(a.rollout_id, a.attempt, a.worker, a.sealed) for a in first] == [("e1", 1, "w-1", False), ("t1", 1, "w-1", False)]
@@ -101,12 +102,12 @@ def test_claim_takes_eval_first_then_the_oldest(store: SqliteStore, make: Any) -
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_claim_of_nothing_claims_nothing(store: SqliteStore, make: Any, limit: int) -> None:
+def test_claim_of_nothing_claims_nothing(store: RecordStore, make: Any, limit: int) -> None:
     store.create_rollouts([make.spec()]).result()
     assert store.claim("w", limit).result() == []
 
 
-def test_success_keeps_the_verdict_and_the_record(store: SqliteStore, running: Running) -> None:
+def test_success_keeps_the_verdict_and_the_record(store: RecordStore, running: Running) -> None:
     claimed = running("r-1", worker="host-3")[0]
     report = Attempt(
         rollout_id="r-1",
@@ -125,13 +126,13 @@ def test_success_keeps_the_verdict_and_the_record(store: SqliteStore, running: R
     assert kept.finished > 0
 
 
-def test_an_infrastructure_failure_has_a_cause_and_no_reward(store: SqliteStore, running: Running) -> None:
+def test_an_infrastructure_failure_has_a_cause_and_no_reward(store: RecordStore, running: Running) -> None:
     store.finish(failed(running("r-1")[0])).result()
     rollout = store.rollout("r-1")
     assert (rollout.state, rollout.reward, rollout.cause) == ("failed", None, CAUSE)
 
 
-def test_requeue_gives_a_new_attempt_and_fences_the_old_one_off(store: SqliteStore, running: Running, make: Any) -> None:
+def test_requeue_gives_a_new_attempt_and_fences_the_old_one_off(store: RecordStore, running: Running, make: Any) -> None:
     first = running("r-1")[0]
     assert store.finish(failed(first, requeue=True)).result() is True
     assert (store.rollout("r-1").state, store.rollout("r-1").cause) == ("queuing", None)
@@ -144,7 +145,7 @@ def test_requeue_gives_a_new_attempt_and_fences_the_old_one_off(store: SqliteSto
     assert [(a.attempt, a.sealed, a.cause) for a in store.attempts("r-1")] == [(1, True, CAUSE), (2, False, None)]
 
 
-def test_a_finished_rollout_stays_as_it_is(store: SqliteStore, running: Running, make: Any) -> None:
+def test_a_finished_rollout_stays_as_it_is(store: RecordStore, running: Running, make: Any) -> None:
     attempt = running("r-1")[0]
     report = AttemptOutcome(attempt=make.rewarded())
     assert store.finish(report).result() is True
@@ -157,7 +158,7 @@ def test_a_finished_rollout_stays_as_it_is(store: SqliteStore, running: Running,
     assert store.claim("w", 1).result() == []
 
 
-def test_seal_is_of_the_current_attempt_and_idempotent(store: SqliteStore, running: Running, make: Any) -> None:
+def test_seal_is_of_the_current_attempt_and_idempotent(store: RecordStore, running: Running, make: Any) -> None:
     running("r-1")
     assert store.seal("r-1", 2).result() is False
     assert [store.seal("r-1", 1).result() for _ in range(2)] == [True, True]
@@ -165,7 +166,7 @@ def test_seal_is_of_the_current_attempt_and_idempotent(store: SqliteStore, runni
     assert store.finish(AttemptOutcome(attempt=make.rewarded())).result() is True  # sealed, verified, finished
 
 
-def test_release_worker_requeues_what_those_workers_run(store: SqliteStore, make: Any) -> None:
+def test_release_worker_requeues_what_those_workers_run(store: RecordStore, make: Any) -> None:
     store.create_rollouts([make.spec(name) for name in ("a", "b", "c", "d")]).result()
     for worker in ("host-1/x", "host-1/y", "host-10", "HOST-1/z"):
         store.claim(worker, 1).result()
@@ -180,14 +181,14 @@ def test_release_worker_requeues_what_those_workers_run(store: SqliteStore, make
     assert store.claim("w", 1).result()[0].attempt == 2
 
 
-def test_release_worker_takes_a_prefix_literally(store: SqliteStore, running: Running) -> None:
+def test_release_worker_takes_a_prefix_literally(store: RecordStore, running: Running) -> None:
     running("a", worker="host-1")
     assert store.release_worker("%").result() == []
     assert store.release_worker("host_1").result() == []
     assert len(store.release_worker("").result()) == 1  # every worker
 
 
-def test_events_are_idempotent_and_ordered_by_time(store: SqliteStore) -> None:
+def test_events_are_idempotent_and_ordered_by_time(store: RecordStore) -> None:
     events = [
         Event(event_id=f"e{time}", rollout_id="r-1", attempt=1, time=float(time), kind="phase", data={"n": time})
         for time in (3, 1, 2)
@@ -198,22 +199,22 @@ def test_events_are_idempotent_and_ordered_by_time(store: SqliteStore) -> None:
     assert store.events("r-1")[2] == events[0]
 
 
-def test_small_values(store: SqliteStore) -> None:
+def test_small_values(store: RecordStore) -> None:
     assert store.meta("seed") is None
     store.set_meta("seed", "1").result()
     store.set_meta("seed", "2").result()
     assert store.meta("seed") == "2"
 
 
-def test_another_instance_sees_resolved_writes(tmp_path: Path, make: Any) -> None:
-    with open_store(tmp_path) as one, open_store(tmp_path) as other:
+def test_another_instance_sees_resolved_writes(tmp_path: Path, opened: Opened, make: Any) -> None:
+    with opened(tmp_path) as one, opened(tmp_path) as other:
         for number in range(20):
             one.create_rollouts([make.spec(f"r{number}")]).result()
             assert other.rollout(f"r{number}").state == "queuing"
 
 
-def test_a_closed_store_refuses_everything(tmp_path: Path, make: Any) -> None:
-    store = open_store(tmp_path)
+def test_a_closed_store_refuses_everything(tmp_path: Path, opened: Opened, make: Any) -> None:
+    store = opened(tmp_path)
     accepted = store.create_rollouts([make.spec()])
     store.close()
     store.close()
@@ -222,17 +223,3 @@ def test_a_closed_store_refuses_everything(tmp_path: Path, make: Any) -> None:
         store.create_rollouts([make.spec("b")])
     with pytest.raises(StoreError, match="closed"):
         store.rollouts()
-
-
-def test_reads_by_index(store: SqliteStore) -> None:
-    queries = {
-        "SELECT seq FROM rollouts WHERE group_id = 'g' ORDER BY seq": "rollouts_by_group",
-        "SELECT seq FROM rollouts WHERE state = 'queuing' ORDER BY seq LIMIT 8": "rollouts_by_state",
-        "SELECT seq FROM rollouts WHERE updated > 5": "rollouts_by_updated",
-        "SELECT seq FROM calls WHERE rollout_id = 'r' AND attempt = 1 ORDER BY call_index, seq": "calls_by_attempt",
-        "SELECT record FROM events WHERE rollout_id = 'r' ORDER BY time, seq": "events_by_rollout",
-    }
-    with store._reader() as connection:
-        for query, index in queries.items():
-            plan = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}"))
-            assert index in plan, (query, plan)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,105 +9,128 @@ import msgspec
 import pytest
 
 from whippletree.errors import StoreError
-from whippletree.store import open_store, schema
+from whippletree.store import RecordStore, SegmentPayloadStore, StoreConfig, schema
+from whippletree.store.database import Connection, Database
+from whippletree.types import Event, PayloadKey
+
+Opened = Callable[..., RecordStore]
+EXTRA = ("CREATE TABLE extra (x {integer})", "INSERT INTO extra VALUES (1)")
 
 
-def version(path: Path) -> int:
-    with sqlite3.connect(path) as connection:
-        return int(connection.execute("PRAGMA user_version").fetchone()[0])
+@pytest.fixture
+def connection(database: Database) -> Any:
+    made = database.writer()
+    yield made
+    made.close()
 
 
-def test_a_new_store_has_every_migration(tmp_path: Path) -> None:
-    open_store(tmp_path).close()
-    assert version(tmp_path / "store.sqlite") == len(schema.MIGRATIONS)
+def count(connection: Connection, table: str) -> int:
+    row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    assert row is not None
+    return int(row[0])
 
 
-def test_missing_migrations_are_applied_and_data_stays(tmp_path: Path, make: Any) -> None:
-    with open_store(tmp_path) as store:
-        store.create_rollouts([make.spec()]).result()
-    path = tmp_path / "store.sqlite"
-    connection = schema.connect(path, 5.0)
-    later = (*schema.MIGRATIONS, ("CREATE TABLE extra (x)", "INSERT INTO extra VALUES (1)"))
-    schema.migrate(connection, path, later)
-    schema.migrate(connection, path, later)  # nothing left to do
-    assert connection.execute("SELECT count(*) FROM extra").fetchone()[0] == 1
-    assert connection.execute("SELECT count(*) FROM rollouts").fetchone()[0] == 1
-    connection.close()
+def test_a_new_store_has_every_migration(database: Database, tmp_path: Path) -> None:
+    RecordStore(database, SegmentPayloadStore(tmp_path / "payloads"), StoreConfig()).close()
+    assert database.reader().schema_version() == len(schema.MIGRATIONS)
 
 
-def test_a_failing_migration_changes_nothing(tmp_path: Path) -> None:
-    open_store(tmp_path).close()
-    path = tmp_path / "store.sqlite"
-    connection = schema.connect(path, 5.0)
-    with pytest.raises(StoreError, match="cannot prepare"):
-        schema.migrate(connection, path, (*schema.MIGRATIONS, ("CREATE TABLE extra (x)", "NOT SQL")))
-    connection.close()
-    assert version(path) == len(schema.MIGRATIONS)
-    with sqlite3.connect(path) as plain:
-        assert plain.execute("SELECT count(*) FROM sqlite_master WHERE name = 'extra'").fetchone()[0] == 0
+def test_missing_migrations_are_applied_once(database: Database, connection: Connection) -> None:
+    schema.migrate(connection, database.place)
+    later = (*schema.MIGRATIONS, EXTRA)
+    schema.migrate(connection, database.place, later)
+    schema.migrate(connection, database.place, later)  # nothing left to do
+    assert count(connection, "extra") == 1
+    assert connection.schema_version() == len(later)
 
 
-def test_a_store_of_a_newer_version_is_refused_unchanged(tmp_path: Path) -> None:
-    open_store(tmp_path).close()
-    path = tmp_path / "store.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="schema 99"):
-        open_store(tmp_path)
-    assert version(path) == 99
+def test_a_failing_migration_changes_nothing(database: Database, connection: Connection) -> None:
+    schema.migrate(connection, database.place)
+    with pytest.raises(StoreError, match="syntax error"):
+        schema.migrate(connection, database.place, (*schema.MIGRATIONS, (*EXTRA, "NOT SQL")))
+    assert connection.schema_version() == len(schema.MIGRATIONS)
+    with pytest.raises(StoreError, match="extra"):
+        count(connection, "extra")
 
 
-def test_every_connection_waits_and_syncs(tmp_path: Path) -> None:
-    connection = schema.connect(tmp_path / "x.sqlite", 5.0)
-    pragma = {
-        name: connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous", "busy_timeout")
-    }
-    connection.close()
-    assert pragma == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 5000}
+def test_a_store_of_a_newer_version_is_refused_unchanged(database: Database, connection: Connection, tmp_path: Path) -> None:
+    later = (*schema.MIGRATIONS, EXTRA)
+    schema.migrate(connection, database.place, later)
+    with pytest.raises(StoreError, match=f"has schema {len(later)}, this version of whippletree knows {len(later) - 1}"):
+        RecordStore(database, SegmentPayloadStore(tmp_path / "payloads"), StoreConfig())
+    assert connection.schema_version() == len(later)
+    assert count(connection, "extra") == 1
 
 
-def test_many_may_create_the_store_at_once(tmp_path: Path) -> None:
+def test_many_may_create_the_store_at_once(opened: Opened, tmp_path: Path) -> None:
     errors: list[Exception] = []
 
-    def open_it() -> None:
+    def open_it(number: int) -> None:
         try:
-            open_store(tmp_path).close()
+            with opened(tmp_path / "run" / "store") as store:
+                store.set_meta(str(number), "here").result()
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=open_it) for _ in range(8)]
+    threads = [threading.Thread(target=open_it, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert errors == []
+    with opened(tmp_path / "run" / "store") as store:
+        assert [store.meta(str(number)) for number in range(8)] == ["here"] * 8  # all of them opened the same one
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "store.sqlite").write_bytes(b"not a database" * 100)
-    with pytest.raises(StoreError, match="not a database"):
-        open_store(tmp_path)
-
-
-def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_refused(opened: Opened, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot create"):
-        open_store(tmp_path / "file" / "store")
+        opened(tmp_path / "file" / "store")
 
 
-def test_a_store_of_the_first_schema_is_brought_up_with_its_rollouts(tmp_path: Path, make: Any) -> None:
-    path = tmp_path / "store.sqlite"
-    connection = schema.connect(path, 5.0)
-    schema.migrate(connection, path, schema.MIGRATIONS[:1])
-    specs = [make.spec("a", source="s1"), make.spec("b", source="s2", task_path="")]
+def test_a_store_of_the_first_schema_is_brought_up_with_everything_in_it(
+    database: Database, connection: Connection, tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written with the first migration's tables, in more rows than a computed step takes at once."""
+    monkeypatch.setattr(schema, "BATCH", 2)
+    schema.migrate(connection, database.place, schema.MIGRATIONS[:1])
+    payloads = SegmentPayloadStore(tmp_path / "payloads")
+    key = payloads.put([make.payload()])[0]
+    specs = [make.spec(name, source=f"s-{name}", task_path="" if name == "e" else "/tasks/t") for name in "abcde"]
     for spec in specs:
         connection.execute(
-            "INSERT INTO rollouts (rollout_id, group_id, purpose, step, state, created, updated, spec)"
-            " VALUES (?, ?, 'train', 0, 'queuing', 1.0, 1.0, ?)",
-            (spec.rollout_id, spec.group_id, msgspec.json.encode(spec).decode()),
+            "INSERT INTO rollouts (rollout_id, group_id, purpose, step, state, attempt, created, updated, spec)"
+            " VALUES (?, ?, 'train', 0, ?, ?, 1.0, 1.0, ?)",
+            (spec.rollout_id, spec.group_id, *(("running", 1) if spec is specs[0] else ("queuing", 0)), encoded(spec)),
         )
-    connection.close()
-    with open_store(tmp_path) as store:
+    attempt = make.rewarded("a")
+    connection.execute(
+        "INSERT INTO attempts (rollout_id, attempt, worker, record) VALUES ('a', 1, 'w', ?)",
+        (encoded(msgspec.structs.replace(attempt, result=None)),),
+    )
+    call = make.call("c", rollout_id="a", payload=key)
+    connection.execute(
+        "INSERT INTO calls (call_id, rollout_id, attempt, call_index, segment, record) VALUES ('c', 'a', 1, 0, ?, ?)",
+        (key.segment, encoded(call)),
+    )
+    connection.execute("INSERT INTO segments (segment, live) VALUES (?, 1)", (key.segment,))
+    events = [Event(event_id=f"e{n}", rollout_id="a", attempt=1, time=float(n), kind=f"k{n % 2}") for n in range(5)]
+    for event in events:
+        connection.execute(
+            "INSERT INTO events (event_id, rollout_id, time, record) VALUES (?, 'a', ?, ?)",
+            (event.event_id, event.time, encoded(event)),
+        )
+    with RecordStore(database, payloads, StoreConfig()) as store:
         assert [rollout.spec for rollout in store.page().rollouts] == specs
-        assert [rollout.spec.rollout_id for rollout in store.page(source="s2").rollouts] == ["b"]
-        assert [attempt.rollout_id for attempt in store.claim("w", 5).result()] == ["a"]  # the other one is external
+        assert [rollout.spec.rollout_id for rollout in store.page(source="s-c").rollouts] == ["c"]
+        assert store.calls("a", 1) == [call]
+        assert store.payload(call).sampled_ids.tolist() == [100, 101]
+        assert store.event_page("a", kind="k1").events == (events[1], events[3])
+        assert [one.rollout_id for one in store.claim("w", 9).result()] == ["b", "c", "d"]  # the last one is external
+        assert store.attempts("a")[0].sealed is False
+        assert isinstance(store.record_call(make.call("d", rollout_id="a"), make.payload()).result().payload, PayloadKey)
+        assert store.release(["a"]) == 2
+
+
+def encoded(record: msgspec.Struct) -> str:
+    return msgspec.json.encode(record).decode()

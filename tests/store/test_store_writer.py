@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from whippletree.errors import ConflictError, StoreError
 from whippletree.store import SegmentPayloadStore, schema
+from whippletree.store.database import Database
 from whippletree.store.writer import GroupWriter, Transaction
 from whippletree.types import PayloadKey
 
@@ -17,17 +17,17 @@ from whippletree.types import PayloadKey
 class Bench:
     """A writer on a table of its own, and a second connection that sees only what was committed."""
 
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / "x.sqlite"
-        connection = schema.connect(self.path, 0.2)
-        schema.migrate(connection, self.path)
-        connection.execute("CREATE TABLE numbers (number INTEGER PRIMARY KEY)")
+    def __init__(self, database: Database, directory: Path) -> None:
+        self.database = database
+        connection = database.writer()
+        numbers = ("CREATE TABLE numbers (place {serial}, number {integer} UNIQUE)",)
+        schema.migrate(connection, database.place, (*schema.MIGRATIONS, numbers))
         self.payloads = SegmentPayloadStore(directory / "payloads")
         self.writer = GroupWriter(connection, self.payloads)
-        self.other = schema.connect(self.path, 0.2)
+        self.other = database.writer()
 
     def committed(self) -> list[int]:
-        return [number for (number,) in self.other.execute("SELECT number FROM numbers ORDER BY rowid")]
+        return [number for (number,) in self.other.execute("SELECT number FROM numbers ORDER BY place")]
 
     def hold(self) -> threading.Event:
         """Keep the writer busy in a group of its own until the event is set, so that what follows forms one group."""
@@ -38,8 +38,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
+def bench(database: Database, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(database, tmp_path)
     yield made
     made.writer.close()
     made.payloads.close()
@@ -47,12 +47,12 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def insert(number: int) -> Any:
-    return lambda tx: tx.connection.execute("INSERT INTO numbers VALUES (?)", (number,)) and number
+    return lambda tx: tx.connection.execute("INSERT INTO numbers (number) VALUES (?)", (number,)) and number
 
 
 def refuse_after(number: int, error: Exception) -> Any:
     def operation(tx: Transaction) -> None:
-        tx.connection.execute("INSERT INTO numbers VALUES (?)", (number,))
+        tx.connection.execute("INSERT INTO numbers (number) VALUES (?)", (number,))
         raise error
 
     return operation
@@ -80,6 +80,7 @@ def test_an_error_of_one_write_leaves_its_neighbours_alone(bench: Bench) -> None
     errors = [type(future.exception()) for future in futures]
     assert errors == [type(None), ConflictError, StoreError, KeyError, type(None)]
     assert bench.committed() == [1, 4]
+    assert "UNIQUE" in str(futures[2].exception()).upper()
 
 
 def test_writes_of_a_thread_are_applied_in_order(bench: Bench) -> None:
@@ -89,7 +90,7 @@ def test_writes_of_a_thread_are_applied_in_order(bench: Bench) -> None:
     futures = [bench.writer.submit(lambda tx, n=n: order.append(n)) for n in range(200)]
     futures[-1].result()
     assert order == list(range(200))
-    assert bench.committed() == [1, 3, 5, 9]
+    assert bench.committed() == [5, 3, 9, 1]
 
 
 def test_writes_that_wait_share_one_transaction(bench: Bench) -> None:
@@ -100,20 +101,22 @@ def test_writes_that_wait_share_one_transaction(bench: Bench) -> None:
 
 
 def test_a_failed_commit_fails_the_whole_group_and_the_writer_lives_on(bench: Bench) -> None:
-    bench.other.execute("BEGIN IMMEDIATE")  # another process holds the write lock for longer than the busy timeout
+    bench.other.begin(ordered=True)  # another process holds the write lock for longer than the busy timeout
+    if bench.other.dialect.hold:
+        bench.other.execute("SET idle_in_transaction_session_timeout TO 0")  # PostgreSQL would end it as soon
     futures = [bench.writer.submit(insert(number)) for number in (1, 2)]
     for future in futures:
-        with pytest.raises(StoreError, match=r"not committed.*locked"):
+        with pytest.raises(StoreError, match=r"2 writes was not committed.*lock"):
             future.result()
-    bench.other.execute("ROLLBACK")
+    bench.other.roll_back()
     assert bench.writer.submit(insert(3)).result() == 3
     assert bench.committed() == [3]
 
 
-def test_a_transaction_that_sqlite_rolled_back_fails_the_group(bench: Bench) -> None:
+def test_a_transaction_that_the_database_rolled_back_fails_the_group(bench: Bench) -> None:
     def lose(tx: Transaction) -> None:
         tx.connection.execute("ROLLBACK")  # what SQLite does by itself on a full disk
-        raise sqlite3.OperationalError("database or disk is full")
+        raise StoreError("database or disk is full")
 
     release = bench.hold()
     futures = [bench.writer.submit(insert(1)), bench.writer.submit(lose), bench.writer.submit(insert(2))]
@@ -175,7 +178,9 @@ def test_time_grows_from_group_to_group_even_if_the_clock_does_not(bench: Bench)
     assert bench.writer.submit(lambda tx: tx.now).result() > far
 
 
-def test_payloads_are_flushed_soon_after_they_were_written_also_when_nothing_follows(tmp_path: Path, make: Any):
+def test_payloads_are_flushed_soon_after_they_were_written_also_when_nothing_follows(
+    database: Database, tmp_path: Path, make: Any
+) -> None:
     flushed = threading.Event()
 
     class Payloads(SegmentPayloadStore):
@@ -183,8 +188,8 @@ def test_payloads_are_flushed_soon_after_they_were_written_also_when_nothing_fol
             super().flush()
             flushed.set()
 
-    connection = schema.connect(tmp_path / "x.sqlite", 0.2, power_safe=False)
-    schema.migrate(connection, tmp_path / "x.sqlite")
+    connection = database.writer()
+    schema.migrate(connection, database.place)
     payloads = Payloads(tmp_path / "payloads", sync=False)
     writer = GroupWriter(connection, payloads, flush_seconds=0.01)
     assert isinstance(writer.submit_with_payload(make.payload(), lambda tx, key: key).result(), PayloadKey)

@@ -112,6 +112,7 @@ def _prepare(config: RunConfig, layout: Layout, view: RunView) -> None:
     from whippletree.loop.learning import resolve_sources
 
     started = time.time()
+    open_store(layout.store, config=config.store).close()  # decides where the record lies; what is wrong with it shows at once
     view.say("writing tasks")
     sources, heldout = resolve_sources(config, layout)
     view.say(f"{sum(len(source.tasks) for source in sources)} training tasks, {len(heldout)} held-out tasks")

@@ -1,8 +1,13 @@
-"""Settings of the store ([store] in a run file)."""
+"""Settings of the store ([store] in a run file).
+
+Invariants (tests/store/test_store_postgres.py): no password is part of a configuration, and none that was written into one is
+repeated in the error.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -12,10 +17,26 @@ from whippletree.configuration import Config
 class StoreConfig(Config):
     """Settings of the store."""
 
+    url: str = ""
+    """Where the record lies: "" for SQLite in the run directory (one machine), or the address of a PostgreSQL database for
+    several nodes, postgresql://user@host:5432/database, with libpq's options after a "?". No password may be part of it.
+    Payloads lie in the run directory in both cases, which several nodes then share."""
+
+    password_file: str = ""
+    """PostgreSQL: a file whose first line is the password; "" leaves it to libpq (~/.pgpass, passfile, peer, certificates)."""
+
+    connect_seconds: Annotated[float, msgspec.Meta(ge=1)] = 10.0
+    """PostgreSQL: how long connecting may take, and how long a write whose commit was cut off waits for the server to come
+    back, to learn whether it was stored."""
+
+    read_connections: Annotated[int, msgspec.Meta(ge=1)] = 4
+    """At most this many connections of one process read at once; further reads wait. One more connection writes."""
+
     durability: Literal["process", "power"] = "process"
     """What an acknowledged call survives: "process" the kill of any process (what was written is flushed to disk every
     `flush_seconds`, so a power cut can lose the newest calls), "power" a power cut too (two flushes before each
-    acknowledgement). States, rewards and steps always survive a power cut: controller and learner write with "power"."""
+    acknowledgement). States, rewards and steps always survive a power cut: controller and learner write with "power". With
+    PostgreSQL everything is flushed before it is acknowledged."""
 
     flush_seconds: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """With durability = "process": at most this long until what was acknowledged is on disk."""
@@ -38,3 +59,21 @@ class StoreConfig(Config):
 
     retain_steps: Annotated[int, msgspec.Meta(ge=0)] = 20
     """With retain = "trained": payloads of this many newest committed steps are kept, to look at."""
+
+    def __post_init__(self) -> None:
+        if self.url:
+            _check_address(self.url)
+
+
+def _check_address(url: str) -> None:
+    """Raises ValueError, which never repeats the address: it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        password = parts.password
+    except ValueError:
+        raise ValueError("url is no address (write it like postgresql://user@host:5432/database)") from None
+    if parts.scheme not in ("postgresql", "postgres"):
+        raise ValueError("url is no address of PostgreSQL (write it like postgresql://user@host:5432/database)")
+    options = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    if password is not None or options & {"password", "sslpassword"}:
+        raise ValueError("url has a password in it, which would be copied into the run's record (put it into password_file)")

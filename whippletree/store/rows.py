@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -10,10 +9,10 @@ import msgspec
 
 from whippletree.errors import StoreError
 from whippletree.store.cursors import Order, cursor_of
+from whippletree.store.database import Connection, Row
 from whippletree.types import Attempt, Call, Cause, Event, EventPage, Rollout, RolloutPage, RolloutSpec, StepRecord
 
 T = TypeVar("T", bound=msgspec.Struct)
-Row = tuple[Any, ...]
 
 ROLLOUT = "spec, state, created, updated, attempt, reward, cause"
 ATTEMPT = "record, sealed"
@@ -95,9 +94,15 @@ def steps(rows: Sequence[Row]) -> list[StepRecord]:
     ]
 
 
-def find_rollout(connection: sqlite3.Connection, rollout_id: str) -> Rollout:
+def find_rollout(connection: Connection, rollout_id: str) -> Rollout:
     """Raises StoreError when unknown."""
     row = connection.execute(f"SELECT {ROLLOUT} FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
     if row is None:
         raise StoreError(f"no rollout {rollout_id!r}", "create it first")
     return rollout(row)
+
+
+def wanted(connection: Connection, segment: str) -> bool:
+    """Whether a payload in this segment has not been released."""
+    query = "SELECT 1 FROM calls WHERE segment = ? AND released = 0 LIMIT 1"
+    return connection.execute(query, (segment,)).fetchone() is not None

@@ -1,340 +1,152 @@
-"""The store on SQLite: typed reads and writes of protocols.Store.
+"""SQLite: the database of one machine, a file in the store's directory.
 
-Invariants (tests/store/):
-- every write is durable when its Future resolves, and survives kill -9 of any process (test_store_crash.py);
-- two processes never claim the same rollout (test_store_crash.py);
-- a read sees every write whose Future was resolved, in whichever process;
-- a call's ids and logprobs line up with its counts, or the call says that it has none (test_store_calls.py).
+Invariants (tests/store/test_store_sqlite.py):
+- every connection has WAL and a busy timeout, so an acknowledged commit survives a kill; with `power_safe` synchronous=FULL, so
+  it survives a power cut too.
+
+Every transaction takes the file's write lock at its beginning, so all of them are ordered.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 
-from whippletree.errors import AlignmentError, StoreError
-from whippletree.protocols import AttemptOutcome, PayloadStore
-from whippletree.store import rows, schema, writes
+from whippletree.errors import StoreError
+from whippletree.protocols import PayloadStore
 from whippletree.store.config import StoreConfig
-from whippletree.store.cursors import Order, place_of
-from whippletree.store.writer import GroupWriter
-from whippletree.types import (
-    Attempt,
-    Call,
-    CallPayload,
-    Event,
-    EventPage,
-    QueueCount,
-    QueueReport,
-    Rollout,
-    RolloutPage,
-    RolloutSpec,
-    RolloutState,
-    StepRecord,
+from whippletree.store.database import Cursor, Dialect, Value
+from whippletree.store.record import RecordStore
+
+FILE = "store.sqlite"
+
+DIALECT = Dialect(
+    types={
+        "serial": "INTEGER PRIMARY KEY AUTOINCREMENT",
+        "text": "TEXT",
+        "integer": "INTEGER",
+        "real": "REAL",
+        "clustered": " WITHOUT ROWID",
+    }
 )
 
 
-class SqliteStore:
-    """The durable record of one run. Safe from any thread; each process opens its own."""
+class SqliteConnection:
+    """database.Connection on one file; it may be handed from thread to thread."""
 
-    def __init__(self, directory: Path, payloads: PayloadStore, config: StoreConfig) -> None:
-        """Opens `directory`/store.sqlite. Raises StoreError."""
+    dialect = DIALECT
+
+    def __init__(self, path: Path, busy_seconds: float, *, power_safe: bool = True) -> None:
+        """Raises StoreError."""
+        self._path = path
+        connection = None
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot create {directory}: {error.strerror}", "check the run directory") from error
-        self._path = directory / "store.sqlite"
-        self._busy_seconds = config.busy_seconds
-        self._payloads = payloads
-        self._idle: list[sqlite3.Connection] = []
-        self._lock = threading.Lock()
-        self._closed = False
-        power_safe = config.durability == "power"
-        connection = schema.connect(self._path, config.busy_seconds, power_safe=power_safe)
-        try:
-            schema.migrate(connection, self._path)
-        except StoreError:
-            connection.close()
-            raise
-        self._writer = GroupWriter(
-            connection,
-            payloads,
-            gather_seconds=config.gather_seconds,
-            group_limit=config.group_limit,
-            flush_seconds=0.0 if power_safe else config.flush_seconds,
-        )
-
-    def __enter__(self) -> SqliteStore:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    # --- rollouts and attempts ---------------------------------------------------------------------------------------
-
-    def create_rollouts(self, specs: Sequence[RolloutSpec]) -> Future[None]:
-        """Idempotent by rollout_id; all or none. Raises ConflictError if an id exists with another spec."""
-        specs = tuple(specs)
-        return self._writer.submit(lambda tx: writes.create_rollouts(tx, specs))
-
-    def rollout(self, rollout_id: str) -> Rollout:
-        """Raises StoreError when unknown."""
-        with self._reader() as connection:
-            return rows.find_rollout(connection, rollout_id)
-
-    def rollouts(
-        self,
-        *,
-        states: Iterable[RolloutState] = (),
-        purpose: str = "",
-        group_id: str = "",
-        step: int | None = None,
-        updated_after: float = 0.0,
-        limit: int = 0,
-    ) -> list[Rollout]:
-        """Rollouts that match every given filter, oldest first. Whoever asks again with the newest `updated` misses none."""
-        wanted = tuple(dict.fromkeys(states))
-        filters: list[tuple[str, tuple[str | int | float, ...]]] = []
-        if wanted:
-            filters.append((f"state IN ({', '.join('?' * len(wanted))})", wanted))
-        if purpose:
-            filters.append(("purpose = ?", (purpose,)))
-        if group_id:
-            filters.append(("group_id = ?", (group_id,)))
-        if step is not None:
-            filters.append(("step = ?", (step,)))
-        if updated_after:
-            filters.append(("updated > ?", (updated_after,)))
-        where = "WHERE " + " AND ".join(text for text, _ in filters) if filters else ""
-        values = [value for _, given in filters for value in given]
-        query = f"SELECT {rows.ROLLOUT} FROM rollouts {where} ORDER BY seq LIMIT ?"
-        return [rows.rollout(row) for row in self._read(query, *values, limit if limit > 0 else -1)]
-
-    def page(
-        self,
-        *,
-        states: Iterable[RolloutState] = (),
-        source: str = "",
-        group_id: str = "",
-        purpose: str = "",
-        order: Order = "created",
-        after: str = "",
-        limit: int = 100,
-    ) -> RolloutPage:
-        """Rollouts that match every given filter, by creation or by their last change, behind a cursor. Raises StoreError."""
-        wanted = tuple(dict.fromkeys(states))
-        named = {"source": source, "group_id": group_id, "purpose": purpose}
-        filters = [f"{name} = ?" for name, value in named.items() if value]
-        values: list[str | int | float] = [value for value in named.values() if value]
-        if wanted:
-            filters.append(f"state IN ({', '.join('?' * len(wanted))})")
-            values += wanted
-        updated, seq = place_of(order, after)
-        if order == "created":
-            filters.append("seq > ?")
-            values.append(seq)
-        else:
-            filters.append("(updated, seq) > (?, ?)")
-            values += (updated, seq)
-        by = "seq" if order == "created" else "updated, seq"
-        query = f"SELECT {rows.ROLLOUT}, seq FROM rollouts WHERE {' AND '.join(filters)} ORDER BY {by} LIMIT ?"
-        return rows.page(self._read(query, *values, limit + 1), order, after, limit)
-
-    def begin(self, rollout_id: str, worker: str) -> Future[Attempt]:
-        """One queuing rollout to running, for whoever runs rollouts of its own choice. The same worker again gets the attempt
-        that it began. Raises ConflictError where another one runs it, or it has ended."""
-        return self._writer.submit(lambda tx: writes.begin(tx, rollout_id, worker))
-
-    def cancel(self, rollout_ids: Sequence[str], reason: str) -> Future[list[Rollout]]:
-        """Call rollouts off: failed, with the cause "cancelled", their attempts sealed. Those that have ended stay so."""
-        ids = tuple(dict.fromkeys(rollout_ids))
-        return self._writer.submit(lambda tx: writes.cancel(tx, ids, reason))
-
-    def pause_queue(self, paused: bool) -> Future[None]:
-        """Nothing is claimed while the queue is paused. What runs goes on."""
-        return self.set_meta(writes.QUEUE_PAUSED, "1" if paused else "")
-
-    def queue(self) -> QueueReport:
-        """Every source's rollouts by state."""
-        query = "SELECT source, state, count(*) FROM rollouts GROUP BY source, state ORDER BY source, state"
-        counts = tuple(QueueCount(source=source, state=state, count=count) for source, state, count in self._read(query))
-        return QueueReport(paused=bool(self.meta(writes.QUEUE_PAUSED)), counts=counts)
-
-    def open_session(self, spec: RolloutSpec) -> Future[Attempt]:
-        """A rollout that is running from the start, for a program that is captured from outside; nobody claims it.
-
-        Idempotent by rollout_id. Raises ConflictError if the id exists with another spec.
-        """
-        return self._writer.submit(lambda tx: writes.open_session(tx, spec))
-
-    def claim(self, worker: str, limit: int) -> Future[list[Attempt]]:
-        """Move up to `limit` queuing rollouts to running, each with a new attempt: evaluation before training, the source with
-        the least under way before others, then oldest first. External ones are left alone, all while the queue is paused."""
-        return self._writer.submit(lambda tx: writes.claim(tx, worker, limit))
-
-    def release_worker(self, worker_prefix: str) -> Future[list[Attempt]]:
-        """Put the running rollouts of these workers back to queuing. Returns the attempts, sealed, with cause HOST_LOST."""
-        return self._writer.submit(lambda tx: writes.release_worker(tx, worker_prefix))
-
-    def seal(self, rollout_id: str, attempt: int) -> Future[bool]:
-        """No further call of this attempt is accepted. False if that attempt is not the current one."""
-        return self._writer.submit(lambda tx: writes.seal(tx, rollout_id, attempt))
-
-    def finish(self, outcome: AttemptOutcome) -> Future[bool]:
-        """Close an attempt: succeeded with a reward, failed with a cause, or back to queuing. False if it was fenced off.
-
-        The same report again is a no-op (True). Raises ConflictError when the rollout ended otherwise, and StoreError when
-        the outcome is not exactly one of a finite reward and a cause.
-        """
-        return self._writer.submit(lambda tx: writes.finish(tx, outcome))
-
-    def attempts(self, rollout_id: str) -> list[Attempt]:
-        """All attempts, oldest first."""
-        query = f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout_id = ? ORDER BY attempt"
-        return [rows.attempt(row) for row in self._read(query, rollout_id)]
-
-    def append_events(self, events: Sequence[Event]) -> Future[None]:
-        """Idempotent by event_id."""
-        encoded = [(event, rows.encode(event)) for event in events]
-        return self._writer.submit(lambda tx: writes.append_events(tx, encoded))
-
-    def events(self, rollout_id: str) -> list[Event]:
-        """Events of one rollout, oldest first."""
-        query = "SELECT record FROM events WHERE rollout_id = ? ORDER BY time, seq"
-        return [rows.decode(Event, record) for (record,) in self._read(query, rollout_id)]
-
-    def event_page(self, rollout_id: str, *, kind: str = "", after: int = 0, limit: int = 100) -> EventPage:
-        """Events of one rollout in the order in which they were written, behind the place `after`."""
-        query = "SELECT record, seq FROM events WHERE rollout_id = ? AND seq > ?"
-        values: list[str | int | float] = [rollout_id, after]
-        if kind:
-            query += " AND json_extract(record, '$.kind') = ?"
-            values.append(kind)
-        return rows.event_page(self._read(f"{query} ORDER BY seq LIMIT ?", *values, limit + 1), after, limit)
-
-    # --- calls -------------------------------------------------------------------------------------------------------
-
-    def record_call(self, call: Call, payload: CallPayload) -> Future[Call]:
-        """Durable when resolved; the returned call carries its payload key. The same call again gives the first record back.
-
-        Raises (through the Future) FencedError if the attempt is sealed or over, ConflictError if the id is taken; and at
-        once AlignmentError if ids, logprobs and counts do not line up.
-        """
-        _check_alignment(call, payload)
-        return self._writer.submit_with_payload(payload, lambda tx, key: writes.record_call(tx, call, key))
-
-    def mark_delivered(self, call_id: str) -> Future[None]:
-        """The harness has the whole reply. Accepted after the seal too. Raises StoreError when the call is unknown."""
-        return self._writer.submit(lambda tx: writes.mark_delivered(tx, call_id))
-
-    def calls(self, rollout_id: str, attempt: int) -> list[Call]:
-        """Calls of one attempt by index."""
-        query = f"SELECT {rows.CALL} FROM calls WHERE rollout_id = ? AND attempt = ? ORDER BY call_index, seq"
-        return [rows.call(row) for row in self._read(query, rollout_id, attempt)]
-
-    def payload(self, call: Call) -> CallPayload:
-        """Token columns of a recorded call. Raises StoreError when they were released or are damaged."""
-        if call.payload is None:
-            raise StoreError(f"call {call.call_id} has no payload key", "use the call that record_call or calls returned")
-        released = self._read("SELECT released FROM calls WHERE call_id = ?", call.call_id)
-        if released and released[0][0]:
+            connection = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
+            _enable_wal(connection, busy_seconds)
+            connection.execute(f"PRAGMA synchronous={'FULL' if power_safe else 'NORMAL'}")
+        except sqlite3.Error as error:
+            if connection is not None:
+                connection.close()
             raise StoreError(
-                f"the payload of call {call.call_id} was released", "its rollout was trained; only metadata is kept"
-            )
-        return self._payloads.get(call.payload)
+                f"cannot open {path}: {error}", "check that the directory exists and that its disk is local"
+            ) from error
+        self._raw = connection
 
-    def release(self, rollout_ids: Sequence[str]) -> int:
-        """Give up the payloads of these rollouts (trained, or never to be), and delete segments that hold nothing else.
+    @property
+    def in_transaction(self) -> bool:
+        """False too once SQLite has rolled back by itself (disk full, I/O error)."""
+        return self._raw.in_transaction
 
-        Records stay. Blocks until it is done; returns how many payloads were given up. A segment that a process still
-        writes is deleted by a later release.
-        """
-        ids = tuple(dict.fromkeys(rollout_ids))
-        count = self._writer.submit(lambda tx: writes.release(tx, ids)).result()
-        # In this order: whoever wrote a segment that is idle now has committed all that it will ever commit of it.
-        idle = self._payloads.segments()
-        wanted = {name for (name,) in self._read("SELECT segment FROM segments WHERE live > 0")}
-        gone = self._payloads.remove([name for name in idle if name not in wanted])
-        if gone:
-            self._writer.submit(lambda tx: writes.forget_segments(tx, gone)).result()
-        return count
+    def execute(self, query: str, values: Sequence[Value] = ()) -> Cursor:
+        """Run one statement."""
+        try:
+            return self._raw.execute(query, values)
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
 
-    # --- steps and small values --------------------------------------------------------------------------------------
+    def execute_many(self, query: str, rows: Iterable[Sequence[Value]]) -> None:
+        """Run one statement for each row of values."""
+        try:
+            self._raw.executemany(query, rows)
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
 
-    def plan_step(self, record: StepRecord) -> Future[None]:
-        """Assign finished training rollouts to an update; the identical plan again is a no-op.
+    def begin(self, *, ordered: bool) -> None:
+        """Take the write lock. Raises StoreError when another process holds it for longer than the busy timeout."""
+        self.execute("BEGIN IMMEDIATE")
 
-        Raises ConflictError when the step is planned otherwise, or one of the rollouts belongs to another step, is not
-        finished, or is for evaluation.
-        """
-        return self._writer.submit(lambda tx: writes.plan_step(tx, record))
+    def commit(self) -> None:
+        """Raises StoreError; then nothing of it is stored."""
+        self.execute("COMMIT")
 
-    def commit_step(self, step: int, checkpoint: str) -> Future[None]:
-        """The update's checkpoint is on disk. Raises ConflictError when the step was never planned."""
-        return self._writer.submit(lambda tx: writes.commit_step(tx, step, checkpoint))
+    def roll_back(self) -> None:
+        """End a transaction that may be open."""
+        if self._raw.in_transaction:
+            with contextlib.suppress(sqlite3.Error):  # SQLite has ended the transaction itself
+                self._raw.execute("ROLLBACK")
 
-    def steps(self) -> list[StepRecord]:
-        """All steps in order."""
-        return rows.steps(self._read(f"{writes.STEPS} {writes.STEPS_ORDER}"))
+    def schema_version(self) -> int:
+        """How many migrations were applied."""
+        row = self.execute("PRAGMA user_version").fetchone()
+        return int(row[0]) if row else 0
 
-    def set_meta(self, key: str, value: str) -> Future[None]:
-        """Keep one small value of the run, overwriting an earlier one."""
-        return self._writer.submit(lambda tx: writes.set_meta(tx, key, value))
-
-    def meta(self, key: str) -> str | None:
-        """The value of `key`, or None."""
-        found = self._read("SELECT value FROM meta WHERE key = ?", key)
-        return str(found[0][0]) if found else None
+    def set_schema_version(self, version: int) -> None:
+        """Part of the transaction."""
+        self.execute(f"PRAGMA user_version = {version}")
 
     def close(self) -> None:
-        """Settle every accepted write, then close. Called again, it does nothing."""
-        self._writer.close()
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
-        self._payloads.close()
+        """Let go of the file."""
+        self._raw.close()
 
-    # --- connections for reading -------------------------------------------------------------------------------------
+    def _refused(self, error: sqlite3.Error) -> StoreError:
+        return StoreError(f"{self._path}: {error}", "check the disk, and that whippletree wrote this file")
 
-    @contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
-        """A connection that no other thread uses meanwhile. Raises StoreError."""
-        with self._lock:
-            if self._closed:
-                raise StoreError("the store is closed", "open it again, or read before closing it")
-            connection = self._idle.pop() if self._idle else None
-        connection = connection or schema.connect(self._path, self._busy_seconds)
+
+def _enable_wal(connection: sqlite3.Connection, seconds: float) -> None:
+    """Turning WAL on needs the file alone for a moment, and SQLite does not wait for that by itself."""
+    deadline = time.monotonic() + seconds
+    while True:
         try:
-            yield connection
-        except sqlite3.Error as error:
-            raise StoreError(f"cannot read {self._path}: {error}", "check the disk") from error
-        finally:
-            with self._lock:
-                keep = not self._closed
-                if keep:
-                    self._idle.append(connection)
-            if not keep:
-                connection.close()
-
-    def _read(self, query: str, *values: str | int | float) -> list[rows.Row]:
-        with self._reader() as connection:
-            return connection.execute(query, values).fetchall()
+            mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+            if mode == "wal":
+                return
+            raise StoreError(f"the journal mode is {mode}, not wal", "put the run directory on a local file system")
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
-def _check_alignment(call: Call, payload: CallPayload) -> None:
-    """Raises AlignmentError unless sampled ids = logprobs = the call's count, or the call says that it has no logprobs."""
-    ids, logprobs = len(payload.sampled_ids), len(payload.logprobs)
-    if call.logprob_source != "none" and not ids == logprobs == call.sampled_tokens:
-        raise AlignmentError(
-            f"call {call.call_id}: {ids} sampled ids, {logprobs} logprobs, {call.sampled_tokens} sampled tokens",
-            "record all of them, or logprob_source='none' for a call that is only context",
+class SqliteDatabase:
+    """database.Database: the file `store.sqlite` of a directory."""
+
+    def __init__(self, path: Path, busy_seconds: float, *, power_safe: bool) -> None:
+        self.place = str(path)
+        self._path = path
+        self._busy_seconds = busy_seconds
+        self._power_safe = power_safe
+
+    def writer(self) -> SqliteConnection:
+        """Raises StoreError."""
+        return SqliteConnection(self._path, self._busy_seconds, power_safe=self._power_safe)
+
+    def reader(self) -> SqliteConnection:
+        """Raises StoreError."""
+        return SqliteConnection(self._path, self._busy_seconds)
+
+
+class SqliteStore(RecordStore):
+    """The record in `store.sqlite` of the run's store directory."""
+
+    def __init__(self, directory: Path, payloads: PayloadStore, config: StoreConfig) -> None:
+        """Raises StoreError."""
+        power_safe = config.durability == "power"
+        super().__init__(
+            SqliteDatabase(directory / FILE, config.busy_seconds, power_safe=power_safe),
+            payloads,
+            config,
+            flush_seconds=0.0 if power_safe else config.flush_seconds,
         )

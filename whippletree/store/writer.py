@@ -2,9 +2,9 @@
 
 Who blocks whom:
 
-    callers ──submit──► queue ──► writer thread: payloads.put (fsync?) ─► BEGIN IMMEDIATE ─► write … write ─► COMMIT (fsync?)
-       ▲                                         all of the group         waits for other     each in a          │
-       └──────────────── Future ◄─────────────── resolved after ◄──────── processes ≤ busy    savepoint ◄────────┘
+    callers ──submit──► queue ──► writer thread: payloads.put (fsync?) ─► BEGIN ─► write … write ─► COMMIT (fsync?)
+       ▲                                         all of the group         waits for other processes      │
+       └──────────────── Future ◄─────────────── resolved after ◄──────── ≤ busy, where it is ordered ◄──┘
 
 While one group is being committed the next one gathers, so more callers make larger groups, not longer queues. The two fsyncs
 happen where a store is to survive a power cut; else payloads are flushed every `flush_seconds`, after the group's answers.
@@ -21,32 +21,39 @@ from __future__ import annotations
 import logging
 import math
 import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from whippletree.errors import StoreError
 from whippletree.protocols import PayloadStore
+from whippletree.store.database import Connection
 from whippletree.types import CallPayload, PayloadKey
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Transaction:
-    """What a write sees: the connection, inside the group's transaction, and the group's time.
+    """What a write sees: the connection, inside the group's transaction, and the group's time."""
 
-    `now` grows from group to group, also across processes, so that a reader who asks for rows updated after the newest one
-    that it has seen misses none.
-    """
+    connection: Connection
+    ordered: bool
+    _now: float = field(default=0.0, init=False)
 
-    connection: sqlite3.Connection
-    now: float
+    @property
+    def now(self) -> float:
+        """The group's time, in seconds since the epoch. It grows from group to group, also across processes, so that a reader
+        who asks for rows updated after the newest one that it has seen misses none."""
+        assert self.ordered, "a write that is not ordered has no time"
+        if not self._now:
+            newest = self.connection.execute("SELECT max(updated) FROM rollouts").fetchone()
+            self._now = max(time.time(), ((newest and newest[0]) or 0.0) + 1e-6)
+        return self._now
 
 
 @dataclass
@@ -54,6 +61,7 @@ class _Write(Generic[R]):
     operation: Callable[[Transaction, PayloadKey | None], R]
     payload: CallPayload | None
     future: Future[R]
+    ordered: bool
     key: PayloadKey | None = None
     result: R | None = None
 
@@ -63,7 +71,7 @@ class GroupWriter:
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         payloads: PayloadStore,
         *,
         gather_seconds: float = 0.0,
@@ -83,18 +91,19 @@ class GroupWriter:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, operation: Callable[[Transaction], R]) -> Future[R]:
-        """Queue a write. `operation` runs on the writer thread inside the group's transaction."""
-        return self._enqueue(_Write(lambda transaction, _: operation(transaction), None, Future()))
+    def submit(self, operation: Callable[[Transaction], R], *, ordered: bool = True) -> Future[R]:
+        """Queue a write. `operation` runs on the writer thread inside the group's transaction, which is ordered (database.py)
+        if one of its writes is."""
+        return self._enqueue(_Write(lambda transaction, _: operation(transaction), None, Future(), ordered))
 
     def submit_with_payload(self, payload: CallPayload, operation: Callable[[Transaction, PayloadKey], R]) -> Future[R]:
-        """Queue a write whose payload is made durable first; `operation` gets its key."""
+        """Queue a write whose payload is made durable first; `operation` gets its key. It is not ordered."""
 
         def write(transaction: Transaction, key: PayloadKey | None) -> R:
             assert key is not None  # _store_payloads has settled a write whose payload failed
             return operation(transaction, key)
 
-        return self._enqueue(_Write(write, payload, Future()))
+        return self._enqueue(_Write(write, payload, Future(), ordered=False))
 
     def close(self) -> None:
         """Settle what was accepted, then stop. Called again, it only waits."""
@@ -173,29 +182,35 @@ class GroupWriter:
             self._commit_singly(group)
 
     def _commit_plainly(self, group: Sequence[_Write[Any]]) -> bool:
-        """All or nothing; whether it was all."""
+        """All or nothing; False where something was refused, and nothing is stored yet."""
         connection = self._connection
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            transaction = Transaction(connection, _next_time(connection))
+            transaction = self._begin(ordered=any(write.ordered for write in group))
+        except StoreError as error:
+            self._fail(group, error)
+            return True
+        try:
             for write in group:
                 write.result = write.operation(transaction, write.key)
-            connection.execute("COMMIT")
         except Exception:  # noqa: BLE001 - whoever is at fault is found when each write is done by itself
-            self._roll_back()
+            connection.roll_back()
             return False
+        try:
+            connection.commit()
+        except StoreError as error:
+            self._fail(group, error)
+            return True
         for write in group:
             write.future.set_result(write.result)
         return True
 
     def _commit_singly(self, group: Sequence[_Write[Any]]) -> None:
-        """One transaction; each write in a savepoint of its own."""
+        """One ordered transaction, so that no other process's stands in the way; each write in a savepoint of its own."""
         refused: list[tuple[_Write[Any], Exception]] = []
         done: list[_Write[Any]] = []
         connection = self._connection
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            transaction = Transaction(connection, _next_time(connection))
+            transaction = self._begin(ordered=True)
             for write in group:
                 connection.execute("SAVEPOINT one_write")
                 try:
@@ -203,40 +218,27 @@ class GroupWriter:
                     done.append(write)
                 except Exception as error:  # handed to the caller; its neighbours go on
                     if not connection.in_transaction:
-                        raise  # SQLite has rolled everything back (disk full, I/O error)
+                        raise  # the database has rolled everything back (disk full), or is gone
                     connection.execute("ROLLBACK TO one_write")
                     refused.append((write, error))
                 connection.execute("RELEASE one_write")
-            connection.execute("COMMIT")
+            connection.commit()
         except Exception as error:  # noqa: BLE001 - handed to every caller of the group; the thread must live on
-            self._roll_back()
-            failure = StoreError(f"a group of {len(group)} writes was not committed: {error}", "nothing of it is stored; retry")
-            failure.__cause__ = error
-            for write in group:
-                write.future.set_exception(failure)
+            self._fail(group, error)
             return
         for write in done:
             write.future.set_result(write.result)
         for write, refusal in refused:
-            write.future.set_exception(_as_store_error(refusal))
+            write.future.set_exception(refusal)
 
-    def _roll_back(self) -> None:
-        if self._connection.in_transaction:
-            try:
-                self._connection.execute("ROLLBACK")
-            except sqlite3.Error:
-                return  # SQLite has ended the transaction itself
+    def _begin(self, *, ordered: bool) -> Transaction:
+        self._connection.begin(ordered=ordered)
+        return Transaction(self._connection, ordered)
 
-
-def _next_time(connection: sqlite3.Connection) -> float:
-    newest = connection.execute("SELECT max(updated) FROM rollouts").fetchone()[0] or 0.0
-    return max(time.time(), newest + 1e-6)
-
-
-def _as_store_error(error: Exception) -> Exception:
-    """Database errors of one write become StoreError; our own errors, and bugs, stay what they are."""
-    if not isinstance(error, sqlite3.Error):
-        return error
-    failure = StoreError(f"a write was refused by the database: {error}", "nothing of it is stored; check disk and versions")
-    failure.__cause__ = error
-    return failure
+    def _fail(self, group: Sequence[_Write[Any]], error: Exception) -> None:
+        self._connection.roll_back()
+        cause, next_step = (error.cause, error.next_step) if isinstance(error, StoreError) else (str(error), "")
+        failure = StoreError(f"a group of {len(group)} writes was not committed: {cause}", next_step or "retry")
+        failure.__cause__ = error
+        for write in group:
+            write.future.set_exception(failure)

@@ -24,13 +24,13 @@ from whippletree.types import Attempt, Call, Cause, CauseClass, Event, PayloadKe
 def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec]) -> None:
     """Insert those that are new; an id that exists must have the same spec."""
     for spec in specs:
-        text = rows.encode(spec)
+        columns = (spec.rollout_id, spec.group_id, spec.source, int(spec.external), spec.purpose, spec.step)
         known = tx.connection.execute("SELECT spec FROM rollouts WHERE rollout_id = ?", (spec.rollout_id,)).fetchone()
         if known is None:
             tx.connection.execute(
                 "INSERT INTO rollouts (rollout_id, group_id, source, external, purpose, step, state, created, updated, spec)"
                 " VALUES (?, ?, ?, ?, ?, ?, 'queuing', ?, ?, ?)",
-                (spec.rollout_id, spec.group_id, spec.source, spec.external, spec.purpose, spec.step, tx.now, tx.now, text),
+                (*columns, tx.now, tx.now, rows.encode(spec)),
             )
         elif rows.decode(RolloutSpec, known[0]) != spec:
             raise ConflictError(f"rollout {spec.rollout_id} exists with another spec", "choose another id; specs do not change")
@@ -53,15 +53,18 @@ def claim(tx: Transaction, worker: str, limit: int) -> list[Attempt]:
     """Queuing to running: evaluation before training, sources by turns (fairness.py); none while the queue is paused."""
     if limit <= 0 or _paused(tx):
         return []
-    running = dict(tx.connection.execute("SELECT source, count(*) FROM rollouts WHERE state = 'running' GROUP BY source"))
+    running: dict[str, int] = dict(
+        tx.connection.execute("SELECT source, count(*) FROM rollouts WHERE state = 'running' GROUP BY source").fetchall()
+    )
     chosen: list[Waiting] = []
     for purpose in ("eval", "train"):
         room = limit - len(chosen)
         if room > 0:
             queues = {source: _waiting(tx, purpose, source, room) for source in _sources(tx, purpose)}
             picked = fair(queues, running, room)
+            names = {waiting.rollout_id for waiting in picked}
             for source, queue in queues.items():
-                running[source] = running.get(source, 0) + sum(waiting in picked for waiting in queue)
+                running[source] = running.get(source, 0) + sum(waiting.rollout_id in names for waiting in queue)
             chosen += picked
     attempts = [
         Attempt(rollout_id=waiting.rollout_id, attempt=waiting.attempt + 1, started=tx.now, worker=worker) for waiting in chosen
@@ -92,7 +95,8 @@ def _sources(tx: Transaction, purpose: str) -> list[str]:
 def _waiting(tx: Transaction, purpose: str, source: str, limit: int) -> list[Waiting]:
     rows_ = tx.connection.execute(
         "SELECT seq, rollout_id, attempt FROM rollouts"
-        " WHERE state = 'queuing' AND purpose = ? AND external = 0 AND source = ? ORDER BY seq LIMIT ?",
+        " WHERE state = 'queuing' AND purpose = ? AND external = 0 AND source = ? ORDER BY seq LIMIT ?"
+        f" {tx.connection.dialect.skip_locked}",
         (purpose, source, limit),
     )
     return [Waiting(seq=seq, rollout_id=name, attempt=attempt) for seq, name, attempt in rows_]
@@ -119,6 +123,8 @@ def _attempt(tx: Transaction, rollout_id: str, attempt: int) -> Attempt:
     stored = tx.connection.execute(
         f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt)
     ).fetchone()
+    if stored is None:
+        raise StoreError(f"rollout {rollout_id} has no attempt {attempt}", "was the store edited by hand?")
     return rows.attempt(stored)
 
 
@@ -214,9 +220,10 @@ def _end(tx: Transaction, rollout_id: str, end: Ending) -> None:
 
 def append_events(tx: Transaction, events: Sequence[tuple[Event, str]]) -> None:
     """Insert events (with their JSON); those that are known by event_id are left as they are."""
-    tx.connection.executemany(
-        "INSERT INTO events (event_id, rollout_id, time, record) VALUES (?, ?, ?, ?) ON CONFLICT (event_id) DO NOTHING",
-        [(event.event_id, event.rollout_id, event.time, text) for event, text in events],
+    tx.connection.execute_many(
+        "INSERT INTO events (event_id, rollout_id, time, kind, record) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (event_id) DO NOTHING",
+        [(event.event_id, event.rollout_id, event.time, event.kind, text) for event, text in events],
     )
 
 
@@ -224,37 +231,39 @@ def append_events(tx: Transaction, events: Sequence[tuple[Event, str]]) -> None:
 
 
 def record_call(tx: Transaction, call: Call, key: PayloadKey) -> Call:
-    """Insert a call of the running, unsealed attempt. The same call again gives back what was recorded first."""
+    """Insert a call of the running, unsealed attempt. The same call again gives back what was recorded first.
+
+    Every way out of "running" seals the attempt, so one that is not sealed is the one that runs; the statement holds it, so
+    that nobody seals it before the call is committed.
+    """
+    recorded = msgspec.structs.replace(call, payload=key)
+    inserted = tx.connection.execute(
+        "INSERT INTO calls (call_id, rollout_id, attempt, call_index, delivered, segment, record)"
+        " SELECT ?, rollout_id, attempt, ?, ?, ?, ? FROM attempts WHERE rollout_id = ? AND attempt = ? AND sealed = 0"
+        f" {tx.connection.dialect.hold} ON CONFLICT (call_id) DO NOTHING",
+        (
+            *(call.call_id, call.index, int(call.delivered), key.segment, rows.encode(recorded)),
+            *(call.rollout_id, call.attempt),
+        ),
+    )
+    return recorded if inserted.rowcount else _recorded(tx, call)
+
+
+def _recorded(tx: Transaction, call: Call) -> Call:
+    """What is recorded under the call's id already. Raises ConflictError when that is another call, and FencedError when it is
+    none: then the call was refused because its attempt is sealed or over."""
     known = tx.connection.execute(f"SELECT {rows.CALL} FROM calls WHERE call_id = ?", (call.call_id,)).fetchone()
     if known is not None:
         earlier = rows.call(known)
         if msgspec.structs.replace(call, payload=earlier.payload, delivered=earlier.delivered) == earlier:
             return earlier
         raise ConflictError(f"call {call.call_id} is recorded with other data", "give each call its own id")
-    _check_fence(tx, call)
-    recorded = msgspec.structs.replace(call, payload=key)
-    tx.connection.execute(
-        "INSERT INTO calls (call_id, rollout_id, attempt, call_index, delivered, segment, record) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (call.call_id, call.rollout_id, call.attempt, call.index, call.delivered, key.segment, rows.encode(recorded)),
-    )
-    tx.connection.execute(
-        "INSERT INTO segments (segment, live) VALUES (?, 1) ON CONFLICT (segment) DO UPDATE SET live = live + 1", (key.segment,)
-    )
-    return recorded
-
-
-def _check_fence(tx: Transaction, call: Call) -> None:
-    row = tx.connection.execute(
-        "SELECT r.state, r.attempt, a.sealed FROM rollouts r"
-        " LEFT JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt = r.attempt WHERE r.rollout_id = ?",
-        (call.rollout_id,),
-    ).fetchone()
-    if row is None:
+    current = tx.connection.execute("SELECT state, attempt FROM rollouts WHERE rollout_id = ?", (call.rollout_id,)).fetchone()
+    if current is None:
         raise StoreError(f"call {call.call_id} is of an unknown rollout {call.rollout_id!r}", "create the rollout first")
-    state, attempt, sealed = row
-    if state != "running" or attempt != call.attempt or sealed:
-        now = "sealed" if state == "running" and attempt == call.attempt else f"over: the rollout is {state}, attempt {attempt}"
-        raise FencedError(f"call {call.call_id}: attempt {call.attempt} of {call.rollout_id} is {now}", "drop the call")
+    state, attempt = current
+    now = "sealed" if state == "running" and attempt == call.attempt else f"over: the rollout is {state}, attempt {attempt}"
+    raise FencedError(f"call {call.call_id}: attempt {call.attempt} of {call.rollout_id} is {now}", "drop the call")
 
 
 def mark_delivered(tx: Transaction, call_id: str) -> None:
@@ -265,21 +274,8 @@ def mark_delivered(tx: Transaction, call_id: str) -> None:
 
 def release(tx: Transaction, rollout_ids: Sequence[str]) -> int:
     """Give up the payloads of these rollouts, all attempts. Returns how many."""
-    count = 0
-    for rollout_id in rollout_ids:
-        segments = tx.connection.execute(
-            "SELECT segment, count(*) FROM calls WHERE rollout_id = ? AND released = 0 GROUP BY segment", (rollout_id,)
-        ).fetchall()
-        tx.connection.execute("UPDATE calls SET released = 1 WHERE rollout_id = ? AND released = 0", (rollout_id,))
-        for segment, calls in segments:
-            tx.connection.execute("UPDATE segments SET live = live - ? WHERE segment = ?", (calls, segment))
-            count += calls
-    return count
-
-
-def forget_segments(tx: Transaction, segments: Sequence[str]) -> None:
-    """These segments are gone from the payload store."""
-    tx.connection.executemany("DELETE FROM segments WHERE segment = ? AND live = 0", [(segment,) for segment in segments])
+    query = "UPDATE calls SET released = 1 WHERE rollout_id = ? AND released = 0"
+    return sum(tx.connection.execute(query, (rollout_id,)).rowcount for rollout_id in rollout_ids)
 
 
 # --- steps and small values ------------------------------------------------------------------------------------------
