@@ -21,7 +21,7 @@ class Work:
     """Threads that write through two stores and note what was acknowledged and what was refused."""
 
     def __init__(self, directory: Path, url: str, make: Any) -> None:
-        config = StoreConfig(url=url, connect_seconds=30)
+        config = StoreConfig(url=url)
         self.stores = [open_store(directory, config=config) for _ in range(2)]
         self._make = make
         self._lock = threading.Lock()
@@ -101,8 +101,7 @@ def test_every_acknowledged_write_survives_kill_9_of_the_server(cluster: Cluster
     for thread in work.threads:
         thread.join()
     assert work.bugs == []
-    assert work.refused  # it was in the middle
-    assert not [text for text in work.refused if "not known" in text]
+    assert work.refused == []  # the server came back in time, and of every commit that was cut off the truth was found
     for store in work.stores:
         store.close()
     assert max(Counter(work.acknowledged).values()) == 1  # nothing was claimed or created twice

@@ -26,8 +26,7 @@ class StoreConfig(Config):
     """PostgreSQL: a file whose first line is the password; "" leaves it to libpq (~/.pgpass, passfile, peer, certificates)."""
 
     connect_seconds: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """PostgreSQL: how long connecting may take, and how long a write whose commit was cut off waits for the server to come
-    back, to learn whether it was stored."""
+    """PostgreSQL: how long one try to connect may take."""
 
     read_connections: Annotated[int, msgspec.Meta(ge=1)] = 4
     """At most this many connections of one process read at once; further reads wait. One more connection writes."""
@@ -45,7 +44,8 @@ class StoreConfig(Config):
     """A payload segment file is closed and the next one begun once it has this many bytes."""
 
     busy_seconds: Annotated[float, msgspec.Meta(gt=0)] = 30.0
-    """How long one group of writes waits for another process's transaction before it fails with StoreError."""
+    """How long one group of writes waits for another process's transaction, and whoever reads or writes for a PostgreSQL server
+    that went away, before it fails with StoreError."""
 
     gather_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Extra time to wait for further writes before a group is committed; 0 commits what is queued at once."""

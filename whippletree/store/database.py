@@ -69,12 +69,14 @@ class Connection(Protocol):
         ...
 
     def begin(self, *, ordered: bool) -> None:
-        """Begin a transaction; an ordered one waits for the others. A connection that was lost before is made anew."""
+        """Begin a transaction; an ordered one waits for the others. A connection that was lost before is made anew, once the
+        server is there again."""
         ...
 
-    def commit(self) -> None:
-        """Durable, and visible to every reader, when it returns. When it raises, nothing of it is stored, unless the error
-        says that this is not known."""
+    def commit(self) -> bool:
+        """Durable, and visible to every reader, when it returns True. False: the connection was lost and nothing of it is
+        stored, so the transaction may be done again. When it raises, nothing of it is stored, unless the error says that this
+        is not known."""
         ...
 
     def roll_back(self) -> None:

@@ -8,11 +8,12 @@ of their commit; the others run side by side, and a call holds its attempt with 
 
 Invariants (tests/store/test_store_postgres.py, test_store_postgres_crash.py):
 - an acknowledged commit survives kill -9 of client and server, whatever the server's own synchronous_commit says;
-- a connection that was lost is a StoreError that says so, and the next transaction or read makes a new one;
+- a server that goes away is waited for as long as for a lock; then that is a StoreError, and the next transaction or read
+  connects anew. A transaction that was lost before its commit is done again;
 - of a commit that was cut off the truth is told: each writer counts its groups in the transaction itself, in a row of its own,
   and takes that row away on a new connection. That waits for a commit that is under way, says whether it arrived, and makes one
   that the server has not read yet fail;
-- locks wait no longer than `busy_seconds`, a transaction whose client stands still is ended by the server after that time, and
+- locks wait no longer than `busy_seconds`, a transaction whose client stands still is ended by the server after half of it, and
   a connection to a host that is gone is given up.
 """
 
@@ -51,7 +52,7 @@ DIALECT = Dialect(
 )
 RETRY_SECONDS = 0.1  # between attempts to reach a server that is starting
 UNKNOWN = "repeat the write: what is stored already is not stored twice"
-LOST = "is the server up? The next read or write connects again"
+LOST = "is the server up? The next read or write connects anew"
 
 Raw = Any  # psycopg.Connection
 R = TypeVar("R")
@@ -99,15 +100,17 @@ class PostgresConnection:
         self._inside = True
         self._group += 1
 
-    def commit(self) -> None:
+    def commit(self) -> bool:
         """Count the group and commit it. Where the connection is lost meanwhile, find out what became of it."""
         self._inside = False
         count = f"WITH mine AS (UPDATE writers SET groups = {self._group} WHERE writer = {self._writer} RETURNING 1)"
         try:
             self._raw.execute(f"{count} SELECT 1 / count(*) FROM mine; COMMIT", prepare=False)  # fails without the row
         except psycopg.Error as error:
-            if not self._raw.closed or not self._arrived():
+            if not self._raw.closed:
                 raise self._refused(error) from error
+            return self._arrived()
+        return True
 
     def roll_back(self) -> None:
         """End a transaction that may be open."""
@@ -154,11 +157,11 @@ class PostgresConnection:
 
     def _arrived(self) -> bool:
         """Whether a commit that was cut off is stored; it is settled then. Raises StoreError if the server stays away."""
-        deadline = time.monotonic() + self._database.connect_seconds
+        deadline = time.monotonic() + self._database.patience
         while True:
             try:
                 self._raw.close()
-                self._raw = self._database.open()
+                self._raw = self._database.open(deadline)
                 row = self._raw.execute(f"DELETE FROM writers WHERE writer = {self._writer} RETURNING groups").fetchone()
                 self._writer = 0
                 if row is not None:
@@ -171,7 +174,6 @@ class PostgresConnection:
                 self._writer = 0
                 cause = f"the connection was lost during a commit, and whether it is stored is not known: {_line(problem)}"
                 raise StoreError(cause, UNKNOWN) from problem
-            time.sleep(RETRY_SECONDS)
 
     def _refused(self, error: psycopg.Error) -> StoreError:
         next_step = LOST if self._raw.closed else "nothing of it is stored; see the server's log"
@@ -183,10 +185,12 @@ class PostgresDatabase:
 
     def __init__(self, place: Place, *, connect_seconds: float, busy_seconds: float) -> None:
         self.place = f"{place.url} schema {place.schema}"
-        self.connect_seconds = connect_seconds
+        self.patience = busy_seconds
+        self._seen = False
         self.lock = int.from_bytes(hashlib.sha256(place.schema.encode()).digest()[:8], "big", signed=True)
         self._place = place
-        self._busy = max(1, round(busy_seconds * 1000))  # milliseconds
+        self._connect_seconds = connect_seconds
+        self._busy = max(2, round(busy_seconds * 1000))  # milliseconds
 
     def writer(self) -> PostgresConnection:
         """Raises StoreError."""
@@ -196,13 +200,27 @@ class PostgresDatabase:
         """Raises StoreError."""
         return PostgresConnection(self)
 
-    def open(self) -> Raw:
-        """A connection of the driver, set up for this store. Raises StoreError."""
-        raw = connect(self._place, self.connect_seconds)
+    def open(self, deadline: float = 0.0) -> Raw:
+        """A connection of the driver, set up for this store. A server that was there before is waited for until the deadline
+        (of the monotonic clock; by default for as long as for a lock). Raises StoreError."""
+        deadline = deadline or time.monotonic() + self.patience
+        while True:
+            try:
+                raw = self._open()
+            except StoreError:
+                if not self._seen or time.monotonic() > deadline:
+                    raise
+            else:
+                self._seen = True
+                return raw
+            time.sleep(RETRY_SECONDS)
+
+    def _open(self) -> Raw:
+        raw = connect(self._place, self._connect_seconds)
         try:
             raw.execute(
                 f"SET search_path TO {self._place.schema}; SET lock_timeout TO {self._busy};"
-                f" SET idle_in_transaction_session_timeout TO {self._busy};"
+                f" SET idle_in_transaction_session_timeout TO {self._busy // 2};"  # so that whoever waits gets the lock in time
                 " SET default_transaction_isolation TO 'read committed';"
                 " SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
                 prepare=False,

@@ -156,6 +156,7 @@ def migrate(connection: Connection, place: str, migrations: Migrations = MIGRATI
             else:
                 connection.execute(step.format_map(connection.dialect.types))
         connection.set_schema_version(len(migrations))
-        connection.commit()
+        if not connection.commit():
+            raise StoreError(f"the connection to {place} was lost", "open the store again")
     finally:
         connection.roll_back()

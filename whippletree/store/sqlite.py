@@ -78,9 +78,10 @@ class SqliteConnection:
         """Take the write lock. Raises StoreError when another process holds it for longer than the busy timeout."""
         self.execute("BEGIN IMMEDIATE")
 
-    def commit(self) -> None:
+    def commit(self) -> bool:
         """Raises StoreError; then nothing of it is stored."""
         self.execute("COMMIT")
+        return True
 
     def roll_back(self) -> None:
         """End a transaction that may be open."""

@@ -182,7 +182,7 @@ class GroupWriter:
             self._commit_singly(group)
 
     def _commit_plainly(self, group: Sequence[_Write[Any]]) -> bool:
-        """All or nothing; False where something was refused, and nothing is stored yet."""
+        """All or nothing; False where something was refused or the connection was lost, and nothing is stored yet."""
         connection = self._connection
         try:
             transaction = self._begin(ordered=any(write.ordered for write in group))
@@ -196,7 +196,8 @@ class GroupWriter:
             connection.roll_back()
             return False
         try:
-            connection.commit()
+            if not connection.commit():
+                return False
         except StoreError as error:
             self._fail(group, error)
             return True
@@ -222,7 +223,8 @@ class GroupWriter:
                     connection.execute("ROLLBACK TO one_write")
                     refused.append((write, error))
                 connection.execute("RELEASE one_write")
-            connection.commit()
+            if not connection.commit():
+                raise StoreError("the connection was lost", "nothing of it is stored; repeat it")
         except Exception as error:  # noqa: BLE001 - handed to every caller of the group; the thread must live on
             self._fail(group, error)
             return
