@@ -15,7 +15,7 @@ Invariants (tests/test_protocols.py): every shipped implementation satisfies its
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -449,6 +449,32 @@ class ExecResult(Struct):
     truncated: bool = False
 
 
+class Usage(Struct):
+    """What a sandbox uses. None where nothing here counts it (no cgroup can be made).
+
+    `cpu_seconds`: user and system time of all that ran in it. `memory_peak_bytes`: the most that was held at once. `processes`:
+    those that run now. `disk_bytes`: what its private file systems hold now.
+
+    Example: Usage(cpu_seconds=1.25, memory_peak_bytes=73400320, processes=3, disk_bytes=40960)
+    """
+
+    cpu_seconds: float | None
+    memory_peak_bytes: int | None
+    processes: int
+    disk_bytes: int
+
+
+class Fetched(Struct):
+    """What `get` copied to the host. `skipped` (at most 100): symbolic links, devices, pipes and sockets, by path.
+
+    Example: Fetched(files=2, bytes=1024, skipped=("artifacts/latest",))
+    """
+
+    files: int
+    bytes: int
+    skipped: tuple[str, ...] = ()
+
+
 @runtime_checkable
 class Sandbox(Protocol):
     """The machine of one attempt. Raises SandboxError. `stop` never raises and leaves nothing behind."""
@@ -469,9 +495,11 @@ class Sandbox(Protocol):
         cwd: str = "",
         output_limit: int = 1_000_000,
         user: str = "",
+        on_output: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
-        """Run a command to its end; at `timeout` seconds it and its children are killed. `user`: as whom ("" for the
-        sandbox's own user). Raises SandboxError where the backend cannot."""
+        """Run a command to its end; at `timeout` seconds it and its children are killed. `user`: as whom, a name of its
+        /etc/passwd or a number ("" for the sandbox's own user). `on_output` gets the output as it comes, in pieces, up to
+        `output_limit` bytes. Raises SandboxError where the backend cannot."""
         ...
 
     async def put(self, source: Path, target: str) -> None:
@@ -480,6 +508,15 @@ class Sandbox(Protocol):
 
     async def read(self, path: str, limit: int = 1_000_000) -> bytes | None:
         """A regular file's bytes (symbolic links are not followed); None when it does not exist."""
+        ...
+
+    async def get(self, source: str, target: Path, limit: int = 100_000_000) -> Fetched:
+        """Copy a file or directory out to a host path that does not exist yet. Links are not followed, and not copied.
+        Raises SandboxError when there is more than `limit` bytes; nothing is left of a copy that failed."""
+        ...
+
+    async def usage(self) -> Usage:
+        """What it uses, and has used."""
         ...
 
     async def kill_all(self) -> None:

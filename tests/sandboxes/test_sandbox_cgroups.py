@@ -34,6 +34,8 @@ def test_a_removed_cgroup_takes_its_processes_along() -> None:
         while str(sleeper.pid) not in Path(made[0], "cgroup.procs").read_text().split():
             assert sleeper.poll() is None
         assert Path(made[-1], "pids.max").read_text().strip() == "8"
+        assert cgroups.limits_memory(made) and cgroups.limits_processes(made) and not cgroups.limits_processes(())
+        assert (cgroups.memory_peak(made) or 0) > 0 and cgroups.memory_peak(()) is None
     finally:
         assert cgroups.remove(made, seconds=10.0) is True
     assert sleeper.wait(timeout=10) == -9

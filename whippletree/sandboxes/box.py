@@ -8,18 +8,20 @@ import contextlib
 import functools
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from whippletree.errors import SandboxError
-from whippletree.protocols import ExecResult, SandboxHandle, SandboxSpec
+from whippletree.protocols import ExecResult, Fetched, SandboxHandle, SandboxSpec, Usage
 from whippletree.sandboxes import client, wire
 from whippletree.sandboxes.config import SandboxConfig, root_of
 from whippletree.sandboxes.leftovers import remove_left
@@ -183,15 +185,23 @@ class Box:
         cwd: str = "",
         output_limit: int = client.OUTPUT_LIMIT,
         user: str = "",
+        on_output: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
         """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed.
 
-        Raises SandboxError where a `user` is named: all of this backend's commands run as the sandbox's own.
+        `user` is a name of the sandbox's /etc/passwd or a number. `on_output` is called on the event loop with each piece of
+        output as it comes; what it raises ends the command. Raises SandboxError where the sandbox has no such user, or can be
+        only one.
         """
-        if user:
-            raise SandboxError(f"this sandbox cannot run commands as the user {user!r}", "use a backend that has users")
         return await client.exec_async(
-            self._started(), argv, timeout=timeout, environment=environment, cwd=cwd, output_limit=output_limit
+            self._started(),
+            argv,
+            timeout=timeout,
+            environment=environment,
+            cwd=cwd,
+            output_limit=output_limit,
+            user=user,
+            on_output=on_output,
         )
 
     async def put(self, source: Path, target: str) -> None:
@@ -210,6 +220,42 @@ class Box:
         """At most `limit` bytes of a regular file; no component may be a symbolic link. None when it does not exist."""
         answer = await client.ask(self._started(), wire.Read(path=path, limit=limit), (), _ANSWER_SECONDS)
         return answer.data if isinstance(answer, wire.Content) else None
+
+    async def get(self, source: str, target: Path, limit: int = 100_000_000) -> Fetched:
+        """Copy a file or directory out to `target`, which must not exist; its files are this user's. Links and other special
+        files are skipped and named. Raises SandboxError beyond `limit` bytes; nothing is left of a copy that failed."""
+        handle = self._started()
+        try:
+            aside = Path(tempfile.mkdtemp(prefix=".whippletree-", dir=target.parent))
+        except OSError as error:
+            raise SandboxError(
+                f"{target.parent}: {error.strerror}", "give a path in a directory that can be written"
+            ) from error
+        try:
+            descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                message = wire.Get(path=source, limit=limit)
+                got = await client.ask(handle, message, (descriptor,), _ANSWER_SECONDS)
+            finally:
+                os.close(descriptor)
+            if os.path.lexists(target):
+                raise SandboxError(f"{target}: File exists", "give a path that does not exist")
+            (aside / Path(source).name).rename(target)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
+        assert isinstance(got, wire.Got)
+        return Fetched(files=got.files, bytes=got.bytes, skipped=got.skipped)
+
+    async def usage(self) -> Usage:
+        """What it uses now, and has used."""
+        got = await client.ask(self._started(), wire.Measure(), (), _ANSWER_SECONDS)
+        assert isinstance(got, wire.Measured)
+        return Usage(
+            cpu_seconds=got.cpu_seconds,
+            memory_peak_bytes=got.memory_peak_bytes,
+            processes=got.processes,
+            disk_bytes=got.disk_bytes,
+        )
 
     async def kill_all(self) -> None:
         """End every process that was started inside; the sandbox and its files stay."""

@@ -17,12 +17,12 @@ import signal
 import socket
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
 
-from whippletree.sandboxes import cgroups, kernel, machine
+from whippletree.sandboxes import accounts, cgroups, kernel, machine
 from whippletree.sandboxes.wire import BoxRequest, receive_some
 
 HOME = "/home/agent"
@@ -52,7 +52,8 @@ class BubblewrapMachine:
 
     def __init__(self, request: BoxRequest, directories: tuple[str, ...]) -> None:
         self._request = request
-        self._memory_held = cgroups.limits_memory(directories)
+        self.cgroups = directories
+        self.disks: tuple[str, ...] = ("/tmp", "/logs", HOME, request.workdir)
         self._root = os.geteuid() == 0
         self._host = kernel.pid_namespace()
         uid = _FIRST_UID + zlib.crc32(f"{request.root}/{request.sandbox_id}".encode()) % _UIDS if self._root else 1000
@@ -193,10 +194,26 @@ class BubblewrapMachine:
         """Paths inside are what they say."""
         return text
 
-    def become_agent(self) -> None:
-        """Limits, then the sandbox's user without capabilities (in a user namespace executing a program takes them)."""
-        machine.apply_limits(self._request, address_space=not self._memory_held, processes=True)
-        machine.give_up_privileges(self.owner[0] if self._root else None)
+    def account(self, user: str) -> accounts.Account:
+        """Any user of /etc/passwd or any number as root; in a user namespace there is but one."""
+        uid, gid = self.owner
+        if user in ("", "agent", str(uid)):
+            return accounts.Account("agent", uid, gid, (gid,), HOME)
+        if not self._root:
+            raise ValueError(
+                f"it cannot run commands as {user!r}: made by an ordinary user, it is a user namespace with one user, agent"
+            )
+        return accounts.find(self.base, user)
+
+    def become(self, account: accounts.Account) -> None:
+        """Limits, then the user without capabilities (in a user namespace executing a program takes them)."""
+        memory, processes = cgroups.limits_memory(self.cgroups), cgroups.limits_processes(self.cgroups)
+        machine.apply_limits(self._request, address_space=not memory, processes=not processes)
+        machine.give_up_privileges(account if self._root else None)
+
+    def count_processes(self, helpers: Collection[int]) -> int:
+        """All but those whose parent is outside: the init, and what serves clients."""
+        return sum(len(pids) for parent, pids in kernel.children_of().items() if parent != 0)
 
     def kill_all(self) -> None:
         """Everything in the PID namespace but its init, by one call that no fork can outrun; again until all have gone."""

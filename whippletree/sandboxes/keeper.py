@@ -79,6 +79,7 @@ class Keeper:
         self._folder = folder
         self._cgroups: tuple[str, ...] = ()
         self._box: machine.Machine | None = None
+        self._helpers: set[int] = set()  # children that serve clients
         self._door = socket.socket(socket.AF_UNIX)
         self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -92,8 +93,11 @@ class Keeper:
         cgroups.join(self._cgroups)
         machine.oom_score(machine.KEPT_FROM_OOM)
         self._note(0)
-        kind = BubblewrapMachine if request.backend == "bubblewrap" else ProcessMachine
-        box: machine.Machine = kind(request, self._cgroups)
+        box: machine.Machine
+        if request.backend == "bubblewrap":
+            box = BubblewrapMachine(request, self._cgroups)
+        else:
+            box = ProcessMachine(request, self._cgroups)
         self._box = box
         listener = box.boot()
         self._note(box.pid)
@@ -166,7 +170,7 @@ class Keeper:
                     return False
             if woken in ready:
                 os.read(woken, 4096)
-                _reap()
+                self._helpers -= _reaped()
             if self._door.fileno() in ready:
                 self._answer()
 
@@ -181,11 +185,11 @@ class Keeper:
             self._channel.socket.close()
             os.close(self._lock)
             try:
-                return runner.serve(wire.Channel(connection), box)
+                return runner.serve(wire.Channel(connection), box, self._helpers)
             except OSError:
                 return 1  # the client went before its answer
 
-        machine.fork(body)
+        self._helpers.add(machine.fork(body))
         connection.close()
 
     def remove(self) -> None:
@@ -211,19 +215,21 @@ def _make_cgroups(request: wire.BoxRequest) -> tuple[str, ...]:
         return ()
     name = cgroups.name_of(request.root, request.sandbox_id)
     try:
-        return cgroups.create(name, request.cgroup, memory_mb=request.memory_mb, processes=request.processes)
+        made = cgroups.create(name, request.cgroup, memory_mb=request.memory_mb, processes=request.processes)
+        return (*made, *cgroups.account_cpu(name, request.cgroup))
     except cgroups.CgroupError:
         if request.cgroup:
             raise
         return ()  # the limits of the processes themselves stand alone; `probe` says so
 
 
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
+def _reaped() -> set[int]:
+    """Collect the children that have ended; their pids."""
+    found: set[int] = set()
+    with contextlib.suppress(ChildProcessError):
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            found.add(pid)
+    return found
 
 
 def remove_folder(folder: Path) -> None:

@@ -30,6 +30,10 @@ NAMESPACES = {
     "cgroup": CLONE_NEWCGROUP,
 }
 
+# chown, dac_override, fowner, kill, setgid, setuid: what root of a sandbox may do, to its own files, users and processes
+ROOT_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7
+
+_CAPABILITY_VERSION_3 = 0x20080522
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -73,14 +77,23 @@ def forbid_new_privileges() -> None:
     _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
-def drop_capability_bounds() -> None:
-    """No capability can ever be gained again; needs CAP_SETPCAP, without which the bound stays as it is."""
+def drop_capability_bounds(kept: int = 0) -> None:
+    """No capability but those of the mask `kept` can ever be gained again; needs CAP_SETPCAP, without which the bound stays."""
     for capability in range(64):
+        if kept >> capability & 1:
+            continue
         if _prctl(_PR_CAPBSET_DROP, capability) == -1:
             number = ctypes.get_errno()
             if number == _EINVAL:
                 return  # past the last capability of this kernel
             raise OSError(number, f"prctl(PR_CAPBSET_DROP): {os.strerror(number)}")
+
+
+def keep_capabilities(mask: int) -> None:
+    """Hold no other capabilities than these (permitted and effective; none can be inherited)."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    _check(_libc.capset(header, struct.pack("=6I", low, low, 0, high, high, 0)), "capset")
 
 
 def map_to_root(uid: int, gid: int) -> None:
@@ -112,8 +125,8 @@ def pid_namespace() -> int:
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
-def descendants(pid: int) -> list[int]:
-    """All living descendants of `pid`, by one scan of /proc."""
+def children_of() -> dict[int, list[int]]:
+    """Living processes by their parent, from one scan of /proc. In a PID namespace, parent 0 is outside."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208  (names are all that is wanted)
         if not entry.isdigit():
@@ -124,6 +137,12 @@ def descendants(pid: int) -> list[int]:
             continue  # it ended meanwhile
         if fields[0] != "Z":
             children.setdefault(int(fields[1]), []).append(int(entry))
+    return children
+
+
+def descendants(pid: int) -> list[int]:
+    """All living descendants of `pid`."""
+    children = children_of()
     found: list[int] = []
     waiting = [pid]
     while waiting:

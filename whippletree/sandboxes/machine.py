@@ -7,10 +7,11 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol
 
 from whippletree.sandboxes import kernel
+from whippletree.sandboxes.accounts import Account
 from whippletree.sandboxes.wire import BoxRequest
 
 KILL_SECONDS = 5.0
@@ -31,6 +32,8 @@ class Machine(Protocol):
     workdir: str
     environment: dict[str, str]
     separate: bool  # True: what enters must fork once more to be inside
+    cgroups: tuple[str, ...]  # directories of its cgroups
+    disks: tuple[str, ...]  # its private file systems, as paths inside; () where it is one folder
 
     def boot(self) -> int | None:
         """Start it. The listener of the gateway port inside, if one was asked for."""
@@ -48,8 +51,16 @@ class Machine(Protocol):
         """A directory inside, as the command must see it."""
         ...
 
-    def become_agent(self) -> None:
-        """Take the last privileges from the calling process, and give it the limits of the sandbox."""
+    def account(self, user: str) -> Account:
+        """The user of that name or number; "" is the sandbox's own. Called inside. Raises ValueError."""
+        ...
+
+    def become(self, account: Account) -> None:
+        """Make the calling process that user's, without further privileges and with the limits of the sandbox."""
+        ...
+
+    def count_processes(self, helpers: Collection[int]) -> int:
+        """How many processes run that commands started; `helpers` serve clients. Called inside."""
         ...
 
     def kill_all(self) -> None:
@@ -78,15 +89,19 @@ def apply_limits(request: BoxRequest, *, address_space: bool, processes: bool) -
         resource.setrlimit(kind, (least, least))
 
 
-def give_up_privileges(uid: int | None) -> None:
-    """Become user `uid` (None: stay), keep no capability, gain none."""
-    if os.geteuid() == 0 or uid is None:
+def give_up_privileges(account: Account | None) -> None:
+    """Become that user (None: stay who it is) and gain nothing by executing a program. Only root keeps capabilities: those that
+    an administrator of the sandbox's own files and users needs."""
+    kept = kernel.ROOT_CAPABILITIES if account is not None and account.uid == 0 else 0
+    if os.geteuid() == 0 or account is None:
         with contextlib.suppress(PermissionError):  # without CAP_SETPCAP there is nothing to take
-            kernel.drop_capability_bounds()
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
+            kernel.drop_capability_bounds(kept)
+    if account is not None:
+        os.setgroups(account.groups)
+        os.setresgid(account.gid, account.gid, account.gid)
+        os.setresuid(account.uid, account.uid, account.uid)
+    if kept:
+        kernel.keep_capabilities(kept)
     kernel.forbid_new_privileges()
 
 

@@ -78,6 +78,7 @@ class Exec(Wire):
     argv: tuple[bytes, ...]
     cwd: str
     environment: dict[str, str]
+    user: str = ""
 
 
 class Exited(Wire):
@@ -111,6 +112,37 @@ class Content(Wire):
     data: bytes | None
 
 
+class Get(Wire):
+    """Client → keeper: copy `path` into the directory behind the carried descriptor, at most `limit` bytes.
+
+    Example: Get(path="/app/artifacts", limit=100_000_000)
+    """
+
+    path: str
+    limit: int
+
+
+class Got(Wire):
+    """Keeper → client: what was copied out. Example: Got(files=2, bytes=1024, skipped=("artifacts/latest",))"""
+
+    files: int
+    bytes: int
+    skipped: tuple[str, ...] = ()
+
+
+class Measure(Wire):
+    """Client → keeper: how much is used. Example: Measure()"""
+
+
+class Measured(Wire):
+    """Keeper → client: what is used; None where nothing counts it. Example: Measured(processes=3, disk_bytes=40960)"""
+
+    processes: int
+    disk_bytes: int
+    cpu_seconds: float | None = None
+    memory_peak_bytes: int | None = None
+
+
 class KillAll(Wire):
     """Client → keeper: end every process that was started inside. Example: KillAll()"""
 
@@ -126,7 +158,24 @@ class Failed(Wire):
     next_step: str = ""
 
 
-Message = BoxRequest | Ready | Stop | Exec | Exited | Finish | Put | Read | Content | KillAll | Done | Failed
+Message = (
+    BoxRequest
+    | Ready
+    | Stop
+    | Exec
+    | Exited
+    | Finish
+    | Put
+    | Read
+    | Content
+    | Get
+    | Got
+    | Measure
+    | Measured
+    | KillAll
+    | Done
+    | Failed
+)
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
