@@ -404,9 +404,35 @@ class Limits(Struct):
     file_mb: int = 64
 
 
+class NetworkPolicy(Struct):
+    """What a sandbox may reach: the gateway or not, and by the proxy each "host:port" of `allow`. An address that is not public
+    must be listed itself.
+
+    Example: NetworkPolicy(allow=("pypi.org:443", "files.pythonhosted.org:443"))
+    """
+
+    gateway: bool = True
+    allow: tuple[str, ...] = ()
+
+
+class NetworkRefusal(Struct):
+    """Something that a sandbox tried to reach and may not. `time` in seconds since 1970; `address`: what the name stands for,
+    where it was looked up.
+
+    Example: NetworkRefusal(time=1764450000.0, host="github.com", port=443, reason="not on the allow-list")
+    """
+
+    time: float
+    host: str
+    port: int
+    reason: str
+    address: str = ""
+
+
 class SandboxSpec(Struct):
     """What a sandbox is made of. `files` are copied in ((host path, path inside)), `read_only` are bound ((host, inside)).
-    `gateway_port` on 127.0.0.1 inside leads to the gateway and is the only way out; 0 means no network at all.
+    `gateway_port` on 127.0.0.1 inside leads to the gateway, `proxy_port` to what `network` allows; there is no other way out. 0
+    means that there is no such port.
 
     Example: SandboxSpec(sandbox_id="s0-1", workdir="/app", files=(("/tasks/t/environment/data", "/app"),))
     """
@@ -418,6 +444,8 @@ class SandboxSpec(Struct):
     environment: dict[str, str] = {}
     limits: Limits = Limits()
     gateway_port: int = 8000
+    proxy_port: int = 0
+    network: NetworkPolicy = NetworkPolicy()
 
 
 class SandboxHandle(Struct):
@@ -482,6 +510,16 @@ class Sandbox(Protocol):
     isolation: str  # one sentence for people: what this backend does and does not isolate
     handle: SandboxHandle | None  # set by start
 
+    @property
+    def proxy_environment(self) -> dict[str, str]:
+        """Variables for the commands that may use the proxy; {} where there is none."""
+        ...
+
+    @property
+    def refusals(self) -> Sequence[NetworkRefusal]:
+        """What it tried to reach and may not: the latest, oldest first."""
+        ...
+
     async def start(self) -> SandboxHandle:
         """Boot it. Raises SandboxError with what the backend said."""
         ...
@@ -517,6 +555,10 @@ class Sandbox(Protocol):
 
     async def usage(self) -> Usage:
         """What it uses, and has used."""
+        ...
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """Change what may be reached while it runs; what is open and no longer allowed is cut."""
         ...
 
     async def kill_all(self) -> None:

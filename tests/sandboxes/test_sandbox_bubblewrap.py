@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from sandbox_suite import Make, Suite, sh, spec_of
+from sandbox_suite_network import NetworkSuite, index, outside
 from sandbox_suite_out import OutSuite, UserSuite
 
 from whippletree import sandboxes
@@ -24,7 +25,10 @@ SUPPORT = sandboxes.probe()
 pytestmark = pytest.mark.skipif(not SUPPORT.works, reason=f"bubblewrap does not work here: {SUPPORT.bubblewrap}")
 
 
-class TestBubblewrap(Suite, OutSuite):
+__all__ = ["index", "outside"]  # fixtures of the network's suite
+
+
+class TestBubblewrap(Suite, OutSuite, NetworkSuite):
     kind = "bubblewrap"
 
 

@@ -10,6 +10,7 @@ from sandbox_suite import Make, Suite, sh
 from sandbox_suite_out import OutSuite
 
 from whippletree.errors import SandboxError
+from whippletree.protocols import NetworkPolicy
 
 
 class TestProcess(Suite, OutSuite):
@@ -22,6 +23,13 @@ async def test_it_has_one_user(make: Make) -> None:
     assert (await sh(box, "id -un", user=own)).output == f"{own}\n"
     with pytest.raises(SandboxError, match="has one user"):
         await sh(box, "true", user="4321")
+
+
+async def test_nothing_holds_its_network(make: Make) -> None:
+    box = await make("process", proxy_port=8001, network=NetworkPolicy(allow=("pypi.org:443",)))
+    assert box.proxy_environment == {} and len(box.refusals) == 0
+    with pytest.raises(SandboxError, match="nothing holds it"):
+        await box.set_network(NetworkPolicy())
 
 
 async def test_it_says_that_it_isolates_nothing(make: Make) -> None:

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Literal
 
 from whippletree.errors import SandboxError
-from whippletree.protocols import ExecResult, Fetched, SandboxHandle, SandboxSpec, Usage
+from whippletree.protocols import ExecResult, Fetched, NetworkPolicy, NetworkRefusal, SandboxHandle, SandboxSpec, Usage
 from whippletree.sandboxes import client, wire
 from whippletree.sandboxes.config import SandboxConfig, root_of
 from whippletree.sandboxes.leftovers import remove_left
-from whippletree.sandboxes.relay import Relay
+from whippletree.sandboxes.network import Network
+from whippletree.sandboxes.network import check as check_network
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ANSWER_SECONDS = 60.0
@@ -119,6 +120,7 @@ def _checked(spec: SandboxSpec) -> None:
     top = spec.workdir.strip("/").split("/")
     if top[0] in ("", *_TAKEN):
         raise SandboxError(f"{spec.workdir!r} cannot be the work directory", "use a directory of its own, such as /app")
+    check_network(spec)
 
 
 class Box:
@@ -133,9 +135,8 @@ class Box:
         self._config = config
         self._request = request
         self._spec = spec
-        self._outside = gateway
         self._lifeline: socket.socket | None = None
-        self._relay: Relay | None = None
+        self._network = Network(spec, gateway)
 
     async def start(self) -> SandboxHandle:
         """Boot it. Raises SandboxError with what the backend said."""
@@ -156,9 +157,9 @@ class Box:
             message = failed.message if failed else "its keeper ended"
             raise SandboxError(f"sandbox {self._spec.sandbox_id} did not start: {message}", failed.next_step if failed else "")
         if descriptors := received[1]:
-            self._relay = Relay(socket.socket(fileno=descriptors[0]), self._outside)
-            await self._relay.start()
-            self.gateway = ("127.0.0.1", self._spec.gateway_port)
+            await self._network.open(descriptors)
+            if self._spec.gateway_port:
+                self.gateway = ("127.0.0.1", self._spec.gateway_port)
         self.handle = SandboxHandle(
             backend=self._request.backend,
             sandbox_id=self._spec.sandbox_id,
@@ -246,6 +247,25 @@ class Box:
         assert isinstance(got, wire.Got)
         return Fetched(files=got.files, bytes=got.bytes, skipped=got.skipped)
 
+    @property
+    def refusals(self) -> Sequence[NetworkRefusal]:
+        """What it tried to reach and may not: the latest 1,000, oldest first."""
+        return self._network.refusals
+
+    @property
+    def proxy_environment(self) -> dict[str, str]:
+        """Variables for the commands that may use the proxy; {} where there is none."""
+        return self._network.environment
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """Change what may be reached while it runs; what is open and no longer allowed is cut. Raises SandboxError for a list
+        that is not well-formed, and where nothing here holds the network."""
+        if self._started().backend == "process":
+            raise SandboxError(
+                "the network of a process sandbox is the host's: nothing holds it", "use a backend that isolates"
+            )
+        self._network.set(policy)
+
     async def usage(self) -> Usage:
         """What it uses now, and has used."""
         got = await client.ask(self._started(), wire.Measure(), (), _ANSWER_SECONDS)
@@ -266,10 +286,8 @@ class Box:
         lifeline, self._lifeline = self._lifeline, None
         if lifeline is None:
             return
-        relay, self._relay = self._relay, None
         try:
-            if relay is not None:
-                await relay.close()
+            await self._network.close()
         finally:
             await self._end(lifeline)
 
@@ -297,7 +315,7 @@ def build(config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway
         files=spec.files,
         read_only=spec.read_only,
         environment=spec.environment,
-        gateway_port=spec.gateway_port,
+        ports=Network(spec, gateway).ports,
         memory_mb=spec.limits.memory_mb,
         processes=spec.limits.processes,
         open_files=spec.limits.open_files,

@@ -67,7 +67,7 @@ class BubblewrapMachine:
         self._flags = 0
         self._lifeline: socket.socket | None = None
 
-    def boot(self) -> int | None:
+    def boot(self) -> list[int]:
         """Start bwrap and wait until the init inside says that it runs; then give the writable directories to the agent."""
         ours, theirs = socket.socketpair()
         post, office = socket.socketpair()
@@ -102,27 +102,23 @@ class BubblewrapMachine:
             self.pid = msgspec.json.decode(os.read(told, 65536), type=_Info).child_pid
             self._pidfd = os.pidfd_open(self.pid)
             self._flags = kernel.foreign_namespaces(self.pid)
-            listeners = receive_some(post)[1] if self._request.gateway_port else []
+            listeners = receive_some(post)[1] if self._request.ports else []
         finally:
             post.close()
             for descriptor in (said, told, errors):
                 os.close(descriptor)
-        return listeners[0] if listeners else None
+        return listeners
 
     def _prepare(self, office: socket.socket) -> None:
-        """In bwrap's process to be: the network namespace and, inside it, the listener."""
+        """In bwrap's process to be: the network namespace and, inside it, the listeners."""
         uid, gid = os.geteuid(), os.getegid()
         machine.oom_score(machine.LIKE_ANY_OTHER)
         kernel.unshare(kernel.CLONE_NEWNET if self._root else kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET)
         if not self._root:
             kernel.map_to_root(uid, gid)
         kernel.raise_loopback()
-        if self._request.gateway_port:
-            with socket.socket() as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(("127.0.0.1", self._request.gateway_port))
-                listener.listen(128)
-                socket.send_fds(office, [b"l"], [listener.fileno()])
+        if self._request.ports:
+            machine.send_listeners(office, self._request.ports)
 
     def _arguments(self, info: int) -> Iterator[str]:
         request = self._request

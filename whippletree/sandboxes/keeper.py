@@ -99,15 +99,14 @@ class Keeper:
         else:
             box = ProcessMachine(request, self._cgroups)
         self._box = box
-        listener = box.boot()
+        listeners = box.boot()
         self._note(box.pid)
         self._fill(box)
         self._door.bind(str(self._folder / CONTROL))
         self._door.listen(128)
         ready = wire.Ready(pid=box.pid, workdir=box.workdir, environment=box.environment, cgroups=self._cgroups)
-        self._channel.send(ready, (listener,) if listener is not None else ())
-        if listener is not None:
-            os.close(listener)
+        self._channel.send(ready, tuple(listeners))
+        wire.close(listeners)
 
     def _note(self, pid: int) -> None:
         kept = Kept(

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol
@@ -35,8 +36,8 @@ class Machine(Protocol):
     cgroups: tuple[str, ...]  # directories of its cgroups
     disks: tuple[str, ...]  # its private file systems, as paths inside; () where it is one folder
 
-    def boot(self) -> int | None:
-        """Start it. The listener of the gateway port inside, if one was asked for."""
+    def boot(self) -> list[int]:
+        """Start it. Listeners inside for the request's ports, in their order; none where the network is the host's."""
         ...
 
     def enter(self) -> None:
@@ -103,6 +104,17 @@ def give_up_privileges(account: Account | None) -> None:
     if kept:
         kernel.keep_capabilities(kept)
     kernel.forbid_new_privileges()
+
+
+def send_listeners(office: socket.socket, ports: tuple[int, ...]) -> None:
+    """Listen on these ports of 127.0.0.1 in the caller's network namespace, and send the sockets away."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in ports]
+        for listener, port in zip(listeners, ports, strict=True):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen(128)
+        socket.send_fds(office, [b"l"], [listener.fileno() for listener in listeners])
 
 
 def oom_score(score: int) -> None:

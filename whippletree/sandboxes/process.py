@@ -46,11 +46,11 @@ class ProcessMachine:
         own = {"TMPDIR": f"{self.base}/tmp", "WHIPPLETREE_ROOT": self.base, MARK: f"{request.root}/{request.sandbox_id}"}
         self.environment = base | request.environment | own
 
-    def boot(self) -> int | None:
-        """Make the folder. The gateway is reached on the host's own address: there is no listener."""
+    def boot(self) -> list[int]:
+        """Make the folder. The network is the host's: there are no listeners."""
         for name in (self._request.workdir, "/tmp", "/logs", "/home/agent"):
             Path(self.base + name).mkdir(parents=True, exist_ok=True)
-        return None
+        return []
 
     def enter(self) -> None:
         """There is nothing to enter; only the keeper itself is kept from the OOM killer."""

@@ -44,7 +44,7 @@ class BoxRequest(Wire):
     files: tuple[tuple[str, str], ...] = ()
     read_only: tuple[tuple[str, str], ...] = ()
     environment: dict[str, str] = {}
-    gateway_port: int = 0
+    ports: tuple[int, ...] = ()
     memory_mb: int = 0
     processes: int = 0
     open_files: int = 0
@@ -54,7 +54,7 @@ class BoxRequest(Wire):
 
 
 class Ready(Wire):
-    """Keeper → controller: it runs (carries the listener of 127.0.0.1:gateway_port inside, if there is one).
+    """Keeper → controller: it runs (carries a listener of 127.0.0.1 inside for each of the request's ports, in their order).
 
     Example: Ready(pid=4711, workdir="/app", cgroups=("/sys/fs/cgroup/pids/whippletree-s0-1",))
     """
