@@ -432,7 +432,7 @@ class NetworkRefusal(Struct):
 class SandboxSpec(Struct):
     """What a sandbox is made of. `files` are copied in ((host path, path inside)), `read_only` are bound ((host, inside)).
     `gateway_port` on 127.0.0.1 inside leads to the gateway, `proxy_port` to what `network` allows; there is no other way out. 0
-    means that there is no such port.
+    means that there is no such port. `rootfs`: directory with a root file system, for backends that take one; "": that of the host.
 
     Example: SandboxSpec(sandbox_id="s0-1", workdir="/app", files=(("/tasks/t/environment/data", "/app"),))
     """
@@ -446,6 +446,7 @@ class SandboxSpec(Struct):
     gateway_port: int = 8000
     proxy_port: int = 0
     network: NetworkPolicy = NetworkPolicy()
+    rootfs: str = ""
 
 
 class SandboxHandle(Struct):

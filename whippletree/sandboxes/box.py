@@ -38,9 +38,11 @@ _TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc"
 class Backend:
     """A chosen backend. `sentence` tells people what it isolates, and why it was chosen."""
 
-    kind: Literal["bubblewrap", "process"]
-    bwrap: str
+    kind: Literal["bubblewrap", "process", "runc"]
     sentence: str
+    bwrap: str = ""
+    runc: str = ""
+    criu: str = ""
 
 
 class Launcher:
@@ -109,7 +111,7 @@ def launcher() -> Launcher:
     return _launcher_of(os.getpid())
 
 
-def _checked(spec: SandboxSpec) -> None:
+def _checked(spec: SandboxSpec, backend: Backend) -> None:
     if not _ID.fullmatch(spec.sandbox_id):
         raise SandboxError(
             f"{spec.sandbox_id!r} cannot name a sandbox", "use up to 64 letters, digits, dots, dashes, underscores"
@@ -120,6 +122,8 @@ def _checked(spec: SandboxSpec) -> None:
     top = spec.workdir.strip("/").split("/")
     if top[0] in ("", *_TAKEN):
         raise SandboxError(f"{spec.workdir!r} cannot be the work directory", "use a directory of its own, such as /app")
+    if spec.rootfs and backend.kind != "runc":
+        raise SandboxError(f"a {backend.kind} sandbox has the host's programs, not a root file system", 'set kind = "runc"')
     check_network(spec)
 
 
@@ -304,7 +308,7 @@ class Box:
 
 def build(config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway: tuple[str, int]) -> Box:
     """A sandbox of that backend, not started yet. Raises SandboxError for a spec that cannot be."""
-    _checked(spec)
+    _checked(spec, backend)
     request = wire.BoxRequest(
         backend=backend.kind,
         sandbox_id=spec.sandbox_id,
@@ -312,6 +316,9 @@ def build(config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway
         root=str(root_of(config)),
         workdir="/" + spec.workdir.strip("/"),
         bwrap=backend.bwrap,
+        runc=backend.runc,
+        criu=backend.criu,
+        rootfs=spec.rootfs,
         files=spec.files,
         read_only=spec.read_only,
         environment=spec.environment,

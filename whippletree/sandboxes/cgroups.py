@@ -17,6 +17,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 PREFIX = "whippletree-"
+INNER = "box"
 
 
 class CgroupError(Exception):
@@ -85,6 +86,31 @@ def create(name: str, parent: str, *, memory_mb: int, processes: int) -> tuple[s
         remove(tuple(made), seconds=1.0)
         raise
     return tuple(made)
+
+
+def inner_path(name: str, parent: str) -> str:
+    """Path, in every hierarchy, of the cgroup in which another program starts a sandbox of that name."""
+    return f"/{(parent or _own('pids', False)).strip('/')}/{name}/{INNER}".replace("//", "/")
+
+
+def every(path: str) -> tuple[str, ...]:
+    """Directories that a cgroup of that path may have, in any hierarchy; the inner ones first."""
+    points = [line.split(" ")[4] for line in _MOUNTS.read_text(encoding="utf-8").splitlines() if " - cgroup" in line]
+    inner = tuple(f"{point}{path}" for point in points)
+    return inner + tuple(os.path.dirname(directory) for directory in inner)  # noqa: PTH120
+
+
+def take_over(path: str, directories: tuple[str, ...]) -> None:
+    """Move all processes of the cgroup at `path` into these, until none is left to move. Raises OSError."""
+    inner = [directory for directory in every(path) if directory.endswith(f"/{INNER}")]
+    source = next((Path(directory) for directory in inner if "/freezer/" in directory), None) or Path(inner[0])
+    moved: set[str] = set()
+    while fresh := set(_read(source / "cgroup.procs").split()) - moved:
+        for pid in fresh:
+            for directory in directories:
+                with contextlib.suppress(ProcessLookupError):
+                    (Path(directory) / "cgroup.procs").write_text(pid, encoding="ascii")
+        moved |= fresh
 
 
 def account_cpu(name: str, parent: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ import msgspec
 from whippletree.sandboxes import cgroups, files, kernel, machine, runner, wire
 from whippletree.sandboxes.bubblewrap import BubblewrapMachine
 from whippletree.sandboxes.process import ProcessMachine
+from whippletree.sandboxes.runc import RuncMachine
 
 CONTROL, LOCK, STATE = "control", "lock", "state.json"
 _CGROUP_SECONDS = 5.0
@@ -78,6 +79,7 @@ class Keeper:
         self._channel = channel
         self._folder = folder
         self._cgroups: tuple[str, ...] = ()
+        self._inner = ""  # path of the cgroup that another program makes for it
         self._box: machine.Machine | None = None
         self._helpers: set[int] = set()  # children that serve clients
         self._door = socket.socket(socket.AF_UNIX)
@@ -87,17 +89,14 @@ class Keeper:
     def open(self) -> None:
         """Make everything and say so. Raises what the parts raise; the caller then removes it."""
         request = self._request
+        self._inner = cgroups.inner_path(cgroups.name_of(request.root, request.sandbox_id), request.cgroup)
         self._cgroups = _make_cgroups(request)
         # Joined once, here: whatever is forked for the sandbox is born in them. A move per command would make all sandboxes
         # of the machine wait for each other in the kernel.
         cgroups.join(self._cgroups)
         machine.oom_score(machine.KEPT_FROM_OOM)
         self._note(0)
-        box: machine.Machine
-        if request.backend == "bubblewrap":
-            box = BubblewrapMachine(request, self._cgroups)
-        else:
-            box = ProcessMachine(request, self._cgroups)
+        box = _machine(request, self._cgroups, self._inner)
         self._box = box
         listeners = box.boot()
         self._note(box.pid)
@@ -108,13 +107,20 @@ class Keeper:
         self._channel.send(ready, tuple(listeners))
         wire.close(listeners)
 
+    @property
+    def _all_cgroups(self) -> tuple[str, ...]:
+        """Its cgroups, and those that runc makes; the inner ones first."""
+        if self._request.backend != "runc":
+            return self._cgroups
+        return tuple(dict.fromkeys((*cgroups.every(self._inner), *self._cgroups)))
+
     def _note(self, pid: int) -> None:
         kept = Kept(
             backend=self._request.backend,
             keeper=os.getpid(),
             pid=pid,
             token=self._request.token,
-            cgroups=self._cgroups,
+            cgroups=self._all_cgroups,
         )
         (self._folder / STATE).write_bytes(msgspec.json.encode(kept))
 
@@ -198,8 +204,18 @@ class Keeper:
             with contextlib.suppress(ValueError):  # what outlives its kill is tried again by cgroup
                 self._box.stop()
         cgroups.leave(self._cgroups)
-        cgroups.remove(self._cgroups, seconds=_CGROUP_SECONDS)
+        cgroups.remove(self._all_cgroups, seconds=_CGROUP_SECONDS)
         remove_folder(self._folder)
+
+
+def _machine(request: wire.BoxRequest, directories: tuple[str, ...], inner: str) -> machine.Machine:
+    match request.backend:
+        case "bubblewrap":
+            return BubblewrapMachine(request, directories)
+        case "runc":
+            return RuncMachine(request, directories, inner)
+        case "process":
+            return ProcessMachine(request, directories)
 
 
 def _adopt(box: machine.Machine, workdir: str) -> None:

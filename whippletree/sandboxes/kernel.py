@@ -20,6 +20,10 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
+MS_REC = 0x4000
+MS_SLAVE = 0x80000
+_MNT_DETACH = 2
+
 NAMESPACES = {
     "user": CLONE_NEWUSER,
     "mnt": CLONE_NEWNS,
@@ -60,6 +64,17 @@ def unshare(flags: int) -> None:
 def setns(descriptor: int, flags: int) -> None:
     """Move the calling process into namespaces of the process behind a pidfd, all at once (Linux 5.8)."""
     _check(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(flags)), "setns")
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
+    """mount(2) in the caller's mount namespace."""
+    words = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _check(_libc.mount(*words), f"mount {kind} at {target}")
+
+
+def unmount(target: str) -> None:
+    """umount2(2), detached: it goes when nobody uses it any more."""
+    _check(_libc.umount2(target.encode(), ctypes.c_int(_MNT_DETACH)), f"umount {target}")
 
 
 def _prctl(option: int, argument: int) -> int:

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol
@@ -17,6 +18,7 @@ from whippletree.sandboxes.wire import BoxRequest
 
 KILL_SECONDS = 5.0
 KEPT_FROM_OOM, LIKE_ANY_OTHER = -1000, 0  # oom scores of a keeper, and of what it starts
+COPY_SECONDS = 300.0  # for copies of whole layers
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -115,6 +117,26 @@ def send_listeners(office: socket.socket, ports: tuple[int, ...]) -> None:
             listener.bind(("127.0.0.1", port))
             listener.listen(128)
         socket.send_fds(office, [b"l"], [listener.fileno() for listener in listeners])
+
+
+def run(words: tuple[str, ...], *, seconds: float, stdin: int | None = None, path: str = PATH) -> None:
+    """Run a program of the host with nothing but a PATH. Raises BootError when it fails or takes longer."""
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": path},
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BootError(f"{words[0]} did not end within {seconds:g} s") from error
+    except OSError as error:
+        raise BootError(f"{words[0]} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        raise BootError(f"{words[0]} ended with {done.returncode}")
 
 
 def oom_score(score: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import os
 import shutil
@@ -20,6 +21,10 @@ _ISOLATION = {
     "bubblewrap": (
         "bubblewrap: own root, processes, users and network, with the gateway as the only way out; the kernel is shared"
         " with the host."
+    ),
+    "runc": (
+        "runc: own root, processes, users and network, with the gateway as the only way out; the kernel is shared with the"
+        " host."
     ),
     "process": (
         "process: NO isolation; commands run as this user on this machine, see its files and its network, and are held"
@@ -40,6 +45,7 @@ class SandboxSupport(Struct):
     bubblewrap: str
     cgroups: str
     as_root: bool
+    runc: str = ""
 
     @property
     def works(self) -> bool:
@@ -67,14 +73,28 @@ def probe(config: SandboxConfig | None = None) -> SandboxSupport:
     bwrap = find_bwrap(config)
     version, reason = _version(bwrap)
     if not reason:
-        # a thread of its own, so that it works under a running loop too
-        import concurrent.futures
-
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            reason = pool.submit(lambda: asyncio.run(_try(config))).result()
+        reason = _try_aside(config, Backend("bubblewrap", _ISOLATION["bubblewrap"], bwrap=bwrap))
     return SandboxSupport(
-        bwrap=bwrap, version=version, bubblewrap=reason, cgroups=_try_cgroups(config), as_root=os.geteuid() == 0
+        bwrap=bwrap,
+        version=version,
+        bubblewrap=reason,
+        cgroups=_try_cgroups(config),
+        as_root=os.geteuid() == 0,
+        runc=_try_runc(config),
     )
+
+
+def _try_runc(config: SandboxConfig) -> str:
+    try:
+        return _try_aside(config, _runc(config))
+    except ConfigurationError as error:
+        return error.cause
+
+
+def _try_aside(config: SandboxConfig, backend: Backend) -> str:
+    """Try in a thread of its own, so that it works under a running loop too."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(_try(config, backend))).result()
 
 
 def _version(bwrap: str) -> tuple[str, str]:
@@ -87,9 +107,8 @@ def _version(bwrap: str) -> tuple[str, str]:
     return done.stdout.strip(), ""
 
 
-async def _try(config: SandboxConfig) -> str:
+async def _try(config: SandboxConfig, backend: Backend) -> str:
     spec = SandboxSpec(sandbox_id=f"probe-{uuid.uuid4().hex[:12]}", limits=Limits(memory_mb=0, processes=0))
-    backend = Backend("bubblewrap", find_bwrap(config), _ISOLATION["bubblewrap"])
     sandbox = build(config, spec, backend, gateway=("127.0.0.1", 1))
     try:
         await sandbox.start()
@@ -120,15 +139,28 @@ def choose(config: SandboxConfig) -> Backend:
     """The backend that `config` means here. "auto" tries once per process. Raises ConfigurationError when there is no bwrap."""
     bwrap = find_bwrap(config)
     if config.kind == "process":
-        return Backend("process", "", _ISOLATION["process"])
+        return Backend("process", _ISOLATION["process"])
+    if config.kind == "runc":
+        return _runc(config)
     if config.kind == "bubblewrap":
         if not bwrap:
             raise ConfigurationError("sandbox.kind: there is no bwrap program here", _INSTALL)
-        return Backend("bubblewrap", bwrap, _ISOLATION["bubblewrap"])
+        return Backend("bubblewrap", _ISOLATION["bubblewrap"], bwrap=bwrap)
     found = _support(config.bwrap, config.root)
     if found.works:
-        return Backend("bubblewrap", bwrap, _ISOLATION["bubblewrap"])
-    return Backend("process", "", f"{_ISOLATION['process']} Chosen because bubblewrap does not work here: {found.bubblewrap}.")
+        return Backend("bubblewrap", _ISOLATION["bubblewrap"], bwrap=bwrap)
+    return Backend("process", f"{_ISOLATION['process']} Chosen because bubblewrap does not work here: {found.bubblewrap}.")
+
+
+def _runc(config: SandboxConfig) -> Backend:
+    runc = config.runc or shutil.which("runc") or ""
+    if not runc:
+        raise ConfigurationError("sandbox.kind: there is no runc program here", "install the package runc, or set sandbox.runc")
+    if os.geteuid() != 0:
+        raise ConfigurationError(
+            "sandbox.kind: runc sandboxes take root", 'run the controller as root, or set kind = "bubblewrap"'
+        )
+    return Backend("runc", _ISOLATION["runc"], runc=runc, criu=config.criu or shutil.which("criu") or "")
 
 
 def create(config: SandboxConfig, spec: SandboxSpec, *, gateway: tuple[str, int]) -> Box:

@@ -35,12 +35,15 @@ class BoxRequest(Wire):
     Example: BoxRequest(backend="bubblewrap", sandbox_id="s0-1", root="/tmp/whippletree-0", workdir="/app", bwrap="bwrap")
     """
 
-    backend: Literal["bubblewrap", "process"]
+    backend: Literal["bubblewrap", "process", "runc"]
     sandbox_id: str
     root: str
     workdir: str
     token: str = ""
     bwrap: str = ""
+    runc: str = ""
+    criu: str = ""
+    rootfs: str = ""
     files: tuple[tuple[str, str], ...] = ()
     read_only: tuple[tuple[str, str], ...] = ()
     environment: dict[str, str] = {}
