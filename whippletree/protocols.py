@@ -432,7 +432,7 @@ class NetworkRefusal(Struct):
 class SandboxSpec(Struct):
     """What a sandbox is made of. `files` are copied in ((host path, path inside)), `read_only` are bound ((host, inside)).
     `gateway_port` on 127.0.0.1 inside leads to the gateway, `proxy_port` to what `network` allows; there is no other way out. 0
-    means that there is no such port. `rootfs`: directory with a root file system, for backends that take one; "": that of the host.
+    means that there is no such port. `rootfs`: directory with a root file system, where a backend takes one.
 
     Example: SandboxSpec(sandbox_id="s0-1", workdir="/app", files=(("/tasks/t/environment/data", "/app"),))
     """
@@ -504,6 +504,30 @@ class Fetched(Struct):
     skipped: tuple[str, ...] = ()
 
 
+class Snapshot(Struct):
+    """A sandbox at one moment, in a directory of the host. `reason`: why it holds no processes. Sizes in bytes on disk;
+    `frozen_seconds`: how long the sandbox stood still for it. `owner` is the number of the sandbox's own user.
+
+    Example: Snapshot(directory="/runs/a/snapshots/s0-1", backend="runc", holds="processes+files", sandbox_id="s0-1",
+                      owner=200017, workdir="/app", files_bytes=81920, processes_bytes=10485760, frozen_seconds=0.41,
+                      time=1764450000.0)
+    """
+
+    directory: str
+    backend: str
+    holds: Literal["processes+files", "files"]
+    sandbox_id: str
+    owner: int
+    workdir: str
+    files_bytes: int
+    processes_bytes: int
+    frozen_seconds: float
+    time: float
+    reason: str = ""
+    rootfs: str = ""
+    read_only: tuple[tuple[str, str], ...] = ()
+
+
 @runtime_checkable
 class Sandbox(Protocol):
     """The machine of one attempt. Raises SandboxError. `stop` never raises and leaves nothing behind."""
@@ -556,6 +580,10 @@ class Sandbox(Protocol):
 
     async def usage(self) -> Usage:
         """What it uses, and has used."""
+        ...
+
+    async def snapshot(self, directory: Path) -> Snapshot:
+        """Write its files, and its processes where that works, into a directory that does not exist yet. It goes on."""
         ...
 
     async def set_network(self, policy: NetworkPolicy) -> None:

@@ -300,3 +300,8 @@ class Suite:
 
 def spec_of(**fields: Any) -> SandboxSpec:
     return SandboxSpec(**({"sandbox_id": f"t-{time.monotonic_ns()}"} | fields))
+
+
+def config_of(kind: str, root: Path, **fields: Any) -> sandboxes.SandboxConfig:
+    """Settings for tests; criu is where WHIPPLETREE_CRIU says."""
+    return sandboxes.SandboxConfig(kind=kind, root=str(root), criu=os.environ.get("WHIPPLETREE_CRIU", ""), **fields)

@@ -102,7 +102,7 @@ async def test_a_killed_controller_leaves_nothing(kind: str, sandbox_root: Path)
 
 
 async def test_a_killed_launcher_is_replaced(sandbox_root: Path) -> None:
-    from whippletree.sandboxes.box import launcher
+    from whippletree.sandboxes.launching import launcher
 
     config = sandboxes.SandboxConfig(kind="process", root=str(sandbox_root))
     first = sandboxes.create(config, spec_of(), gateway=("127.0.0.1", 9))

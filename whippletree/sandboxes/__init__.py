@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from whippletree.sandboxes.client import SyncExec
     from whippletree.sandboxes.config import SandboxConfig
     from whippletree.sandboxes.leftovers import Cleaned, clean
+    from whippletree.sandboxes.snapshots import fork, load_snapshot, restore
     from whippletree.sandboxes.support import SandboxSupport, choose, create, probe
 
 __all__ = [
@@ -37,7 +38,10 @@ __all__ = [
     "choose",
     "clean",
     "create",
+    "fork",
+    "load_snapshot",
     "probe",
+    "restore",
 ]
 
 _HOMES = {
@@ -51,6 +55,9 @@ _HOMES = {
     "SandboxSupport": "support",
     "choose": "support",
     "clean": "leftovers",
+    "fork": "snapshots",
+    "load_snapshot": "snapshots",
+    "restore": "snapshots",
     "probe": "support",
 }
 

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
-import functools
 import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
-import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from whippletree.errors import SandboxError
-from whippletree.protocols import ExecResult, Fetched, NetworkPolicy, NetworkRefusal, SandboxHandle, SandboxSpec, Usage
+from whippletree.protocols import (
+    ExecResult,
+    Fetched,
+    NetworkPolicy,
+    NetworkRefusal,
+    SandboxHandle,
+    SandboxSpec,
+    Snapshot,
+    Usage,
+)
 from whippletree.sandboxes import client, wire
 from whippletree.sandboxes.config import SandboxConfig, root_of
+from whippletree.sandboxes.launching import launcher
 from whippletree.sandboxes.leftovers import remove_left
 from whippletree.sandboxes.network import Network
 from whippletree.sandboxes.network import check as check_network
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RECORD = "snapshot.json"
 _ANSWER_SECONDS = 60.0
-_LAUNCHER_SECONDS = 5.0
+_SNAPSHOT_SECONDS = 600.0
 _TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "run", "var", "tmp", "logs")
 
 
@@ -43,72 +52,6 @@ class Backend:
     bwrap: str = ""
     runc: str = ""
     criu: str = ""
-
-
-class Launcher:
-    """The small process that forks keepers, started on first use; it ends with this process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        atexit.register(self._drop)
-
-    def launch(self, request: wire.BoxRequest) -> socket.socket:
-        """Ask for a sandbox; our end of its lifeline. Raises SandboxError."""
-        ours, theirs = socket.socketpair()
-        with theirs, self._lock:
-            for attempt in (1, 2):
-                door = self._door()
-                try:
-                    wire.Channel(door).send(request, (theirs.fileno(),))
-                    return ours
-                except OSError as error:  # it was killed: start another, once
-                    self._drop()
-                    if attempt == 2:
-                        ours.close()
-                        cause = f"the launcher of sandboxes does not run: {error.strerror}"
-                        raise SandboxError(cause, "look for its error above") from error
-        raise AssertionError("unreachable")
-
-    def _door(self) -> socket.socket:
-        if self._socket is None:
-            ours, theirs = socket.socketpair()
-            path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
-            with theirs:
-                self._process = subprocess.Popen(
-                    (sys.executable, "-s", "-m", "whippletree.sandboxes.launcher", str(theirs.fileno())),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    env={"PYTHONPATH": path},
-                    cwd="/",
-                    start_new_session=True,
-                )
-            self._socket = ours
-        return self._socket
-
-    def _drop(self) -> None:
-        if self._socket is not None:
-            self._socket.close()  # it ends by itself then
-            self._socket = None
-        if self._process is not None:
-            try:
-                self._process.wait(_LAUNCHER_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
-
-
-@functools.lru_cache(maxsize=1)
-def _launcher_of(pid: int) -> Launcher:
-    return Launcher()
-
-
-def launcher() -> Launcher:
-    """This process's launcher (a forked child gets its own)."""
-    return _launcher_of(os.getpid())
 
 
 def _checked(spec: SandboxSpec, backend: Backend) -> None:
@@ -140,6 +83,8 @@ class Box:
         self._request = request
         self._spec = spec
         self._lifeline: socket.socket | None = None
+        self._speaking = asyncio.Lock()  # one exchange at a time over the lifeline
+        self._owner = 0
         self._network = Network(spec, gateway)
 
     async def start(self) -> SandboxHandle:
@@ -164,6 +109,7 @@ class Box:
             await self._network.open(descriptors)
             if self._spec.gateway_port:
                 self.gateway = ("127.0.0.1", self._spec.gateway_port)
+        self._owner = ready.owner
         self.handle = SandboxHandle(
             backend=self._request.backend,
             sandbox_id=self._spec.sandbox_id,
@@ -270,6 +216,58 @@ class Box:
             )
         self._network.set(policy)
 
+    async def snapshot(self, directory: Path) -> Snapshot:
+        """Write its files, and its processes where that works, into `directory`, which must not exist. It goes on afterwards.
+
+        A snapshot of processes holds what commands left in the background; it waits for running ones, up to
+        `sandbox.snapshot_seconds`. Raises SandboxError, with nothing left of the snapshot.
+        """
+        handle = self._started()
+        try:
+            directory.mkdir(mode=0o700)
+        except OSError as error:
+            raise SandboxError(f"{directory}: {error.strerror}", "give a path that does not exist") from error
+        try:
+            frozen = await self._freeze(directory)
+            made = Snapshot(
+                directory=str(directory),
+                backend=handle.backend,
+                sandbox_id=handle.sandbox_id,
+                owner=self._owner,
+                workdir=self._request.workdir,
+                time=time.time(),
+                rootfs=self._spec.rootfs,
+                read_only=self._spec.read_only,
+                holds=frozen.holds,
+                reason=frozen.reason,
+                files_bytes=frozen.files_bytes,
+                processes_bytes=frozen.processes_bytes,
+                frozen_seconds=frozen.frozen_seconds,
+            )
+            (directory / RECORD).write_bytes(msgspec.json.encode(made))
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            raise
+        return made
+
+    async def _freeze(self, directory: Path) -> wire.Frozen:
+        wait = self._config.snapshot_seconds
+        message = wire.Freeze(directory=str(directory.absolute()), seconds=wait)
+        async with self._speaking:
+            lifeline = self._lifeline
+            assert lifeline is not None
+            try:
+                lifeline.send(wire.encode(message))
+                received = await client.receive(lifeline, wire.Assembler(), wait + _SNAPSHOT_SECONDS)
+            except (OSError, TimeoutError) as error:
+                raise SandboxError(f"sandbox {self._spec.sandbox_id} made no snapshot: {error or 'time is up'}") from error
+        if received is None:
+            raise SandboxError(f"sandbox {self._spec.sandbox_id} ended during its snapshot")
+        if isinstance(received[0], wire.Failed):
+            raise SandboxError(f"sandbox {self._spec.sandbox_id}: {received[0].message}", received[0].next_step)
+        assert isinstance(received[0], wire.Frozen)
+        return received[0]
+
     async def usage(self) -> Usage:
         """What it uses now, and has used."""
         got = await client.ask(self._started(), wire.Measure(), (), _ANSWER_SECONDS)
@@ -296,6 +294,10 @@ class Box:
             await self._end(lifeline)
 
     async def _end(self, lifeline: socket.socket) -> None:
+        async with self._speaking:
+            await self._say_stop(lifeline)
+
+    async def _say_stop(self, lifeline: socket.socket) -> None:
         with lifeline, contextlib.suppress(OSError, TimeoutError):  # closing the lifeline says the same
             lifeline.send(wire.encode(wire.Stop()))
             assembler = wire.Assembler()
@@ -306,7 +308,9 @@ class Box:
         await asyncio.to_thread(remove_left, folder, token=self._request.token)
 
 
-def build(config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway: tuple[str, int]) -> Box:
+def build(
+    config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway: tuple[str, int], snapshot: Snapshot | None = None
+) -> Box:
     """A sandbox of that backend, not started yet. Raises SandboxError for a spec that cannot be."""
     _checked(spec, backend)
     request = wire.BoxRequest(
@@ -319,6 +323,8 @@ def build(config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway
         runc=backend.runc,
         criu=backend.criu,
         rootfs=spec.rootfs,
+        restored=snapshot.directory if snapshot else "",
+        owner=snapshot.owner if snapshot else 0,
         files=spec.files,
         read_only=spec.read_only,
         environment=spec.environment,

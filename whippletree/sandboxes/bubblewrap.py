@@ -18,10 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from whippletree.sandboxes import hostroot, kernel, machine
+from whippletree.sandboxes import checkpoint, hostroot, kernel, machine
 from whippletree.sandboxes.hostroot import HOME
 from whippletree.sandboxes.namespaced import NamespacedMachine
-from whippletree.sandboxes.wire import BoxRequest, receive_some
+from whippletree.sandboxes.wire import BoxRequest, Frozen, receive_some
 
 _INIT = "trap '' HUP INT QUIT TERM; echo ready; exec >/dev/null 2>&1; while read -r line; do :; done"
 _BOOT_SECONDS = 15.0
@@ -78,7 +78,17 @@ class BubblewrapMachine(NamespacedMachine):
             post.close()
             for descriptor in (said, told, errors):
                 os.close(descriptor)
+        if self._request.restored:
+            checkpoint.unpack(self, Path(self._request.restored))
         return listeners
+
+    def busy(self) -> bool:
+        """Running commands stand still with all else."""
+        return False
+
+    def snapshot(self, directory: Path) -> Frozen:
+        """Files only: its terminal device is bound from outside, which criu does not restore."""
+        return checkpoint.of_tmpfs(self, self.disks, directory)
 
     def _prepare(self, office: socket.socket) -> None:
         """In bwrap's process to be: the network namespace and, inside it, the listeners."""

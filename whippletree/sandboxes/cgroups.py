@@ -11,6 +11,7 @@ import os
 import signal
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -100,10 +101,24 @@ def every(path: str) -> tuple[str, ...]:
     return inner + tuple(os.path.dirname(directory) for directory in inner)  # noqa: PTH120
 
 
+def _freezer(path: str) -> Path:
+    """The cgroup of that path whose processes are frozen together."""
+    inner = [directory for directory in every(path) if directory.endswith(f"/{INNER}")]
+    return Path(next((directory for directory in inner if "/freezer/" in directory), inner[0]))
+
+
+def gather(path: str, pids: Callable[[], list[int]]) -> None:
+    """Move processes into the cgroup at `path` that freezes them, until all that `pids` gives are in it. Raises OSError."""
+    target = _freezer(path) / "cgroup.procs"
+    while missing := {str(pid) for pid in pids()} - set(_read(target).split()):
+        for pid in missing:
+            with contextlib.suppress(ProcessLookupError):
+                target.write_text(pid, encoding="ascii")
+
+
 def take_over(path: str, directories: tuple[str, ...]) -> None:
     """Move all processes of the cgroup at `path` into these, until none is left to move. Raises OSError."""
-    inner = [directory for directory in every(path) if directory.endswith(f"/{INNER}")]
-    source = next((Path(directory) for directory in inner if "/freezer/" in directory), None) or Path(inner[0])
+    source = _freezer(path)
     moved: set[str] = set()
     while fresh := set(_read(source / "cgroup.procs").split()) - moved:
         for pid in fresh:

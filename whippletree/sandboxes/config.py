@@ -43,6 +43,9 @@ class SandboxConfig(Config):
     start_seconds: float = 20.0
     """Time in which a sandbox must have started."""
 
+    snapshot_seconds: float = 30.0
+    """Time that a snapshot of processes waits for running commands to end; then it is refused."""
+
     stop_seconds: float = 10.0
     """Time in which a sandbox must have gone; after it everything of it is killed from outside."""
 

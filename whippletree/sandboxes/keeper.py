@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import stat
+import time
 from pathlib import Path
 
 import msgspec
@@ -103,7 +104,9 @@ class Keeper:
         self._fill(box)
         self._door.bind(str(self._folder / CONTROL))
         self._door.listen(128)
-        ready = wire.Ready(pid=box.pid, workdir=box.workdir, environment=box.environment, cgroups=self._cgroups)
+        ready = wire.Ready(
+            pid=box.pid, workdir=box.workdir, environment=box.environment, cgroups=self._cgroups, owner=box.owner[0]
+        )
         self._channel.send(ready, tuple(listeners))
         wire.close(listeners)
 
@@ -132,7 +135,8 @@ class Keeper:
         def inside() -> int:
             answer = wire.Channel(theirs)
             try:
-                _adopt(box, self._request.workdir)
+                if not self._request.restored:
+                    _adopt(box, self._request.workdir)
                 for source, target in sources:
                     files.put(box.base, source, target, box.owner)
             except (OSError, ValueError) as error:
@@ -170,7 +174,10 @@ class Keeper:
             ready = {descriptor for descriptor, _ in poll.poll()}
             if self._channel.socket.fileno() in ready:
                 try:
-                    return self._channel.receive() is not None
+                    received = self._channel.receive()
+                    if received is None or not isinstance(received[0], wire.Freeze):
+                        return received is not None
+                    self._channel.send(self._freeze(received[0]))
                 except OSError:
                     return False
             if woken in ready:
@@ -178,6 +185,21 @@ class Keeper:
                 self._helpers -= _reaped()
             if self._door.fileno() in ready:
                 self._answer()
+
+    def _freeze(self, message: wire.Freeze) -> wire.Message:
+        """A snapshot, once no command runs; no client is served meanwhile."""
+        box = self._box
+        assert box is not None
+        deadline = time.monotonic() + message.seconds
+        while self._helpers or box.busy():
+            self._helpers -= _reaped()
+            if time.monotonic() > deadline:
+                return wire.Failed(message="commands are running", next_step="snapshot between commands, or end them")
+            time.sleep(0.01)
+        try:
+            return box.snapshot(Path(message.directory))
+        except (OSError, ValueError, machine.BootError) as error:
+            return wire.Failed(message=f"no snapshot: {error}")
 
     def _answer(self) -> None:
         connection, _ = self._door.accept()

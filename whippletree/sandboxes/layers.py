@@ -1,6 +1,6 @@
 """The files of a runc sandbox: a root file system below, which nobody writes, and a private layer above it.
 
-    image's root file system, or an empty one ──lower──┐
+    .init, and an image's root file system ────lower───┐
     layer/upper (passwd, hosts, /app, /logs, ...) ─────┴─overlay──► rootfs      without an image also:
     host's /usr ──lower──┬─overlay──► usr ──bind──► rootfs/usr        layer/usr ──upper──┘
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from whippletree.sandboxes import hostroot, kernel, machine
 from whippletree.sandboxes.wire import BoxRequest
 
+INIT = "/.init"
 _WRITABLE = (("tmp", 0o1777), ("var", 0o755), ("var/tmp", 0o1777), ("run", 0o755), ("logs", 0o777), ("etc", 0o755))
 
 
@@ -29,6 +30,7 @@ class Layers:
         self.private = folder / "layer"
         self.rootfs = folder / "rootfs"
         self.usr = folder / "usr"
+        self._lowest = folder / "lowest"
         self._request = request
         self._mounted: list[Path] = []
 
@@ -43,26 +45,37 @@ class Layers:
             directory.mkdir(mode=0o755)
         if self._request.space_mb:
             self._mount("tmpfs", self.private, "tmpfs", f"mode=0755,size={self._request.space_mb << 20}")
-        for name in ("upper", "usr", "work", "usr-work", "empty"):
+        self._make_init()
+        for name in ("upper", "usr", "work", "usr-work"):
             (self.private / name).mkdir(mode=0o755)
         if restored is not None:
             copy(restored, self.private)
         else:
             self._fill(self.private / "upper", owner)
-        lower = self._request.rootfs or str(self.private / "empty")
-        self._overlay(lower, "upper", "work", self.rootfs)
+        self._overlay(
+            [str(self._lowest), *([self._request.rootfs] if self._request.rootfs else [])], "upper", "work", self.rootfs
+        )
         if not self._request.rootfs:
-            self._overlay("/usr", "usr", "usr-work", self.usr)
+            self._overlay(["/usr"], "usr", "usr-work", self.usr)
 
     def _mount(self, source: str, target: Path, kind: str, options: str) -> None:
         kernel.mount(source, str(target), kind, 0, options)
         self._mounted.append(target)
 
-    def _overlay(self, lower: str, upper: str, work: str, target: Path) -> None:
-        if any(character in lower for character in ",:\\"):
-            raise machine.BootError(f"{lower}: an overlay cannot have commas, colons or backslashes in its path")
-        options = f"lowerdir={lower},upperdir={self.private / upper},workdir={self.private / work}"
+    def _overlay(self, lower: list[str], upper: str, work: str, target: Path) -> None:
+        for path in (*lower, str(self.private)):
+            if any(character in path for character in ",:\\"):
+                raise machine.BootError(f"{path}: an overlay cannot have commas, colons or backslashes in its path")
+        options = f"lowerdir={':'.join(lower)},upperdir={self.private / upper},workdir={self.private / work}"
         self._mount("overlay", target, "overlay", options)
+
+    def _make_init(self) -> None:
+        """A copy of the shell that nobody but root can read: what runs it cannot be traced, not by its own user either."""
+        self._lowest.mkdir(mode=0o755)
+        init = self._lowest / INIT[1:]
+        root = self._request.rootfs or "/"
+        shutil.copyfile(Path(root, hostroot.shell(root)[1:]), init)
+        init.chmod(0o711)
 
     def _fill(self, upper: Path, owner: tuple[int, int]) -> None:
         """The few files and directories that every sandbox has."""

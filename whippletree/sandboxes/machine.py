@@ -10,11 +10,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 from whippletree.sandboxes import kernel
 from whippletree.sandboxes.accounts import Account
-from whippletree.sandboxes.wire import BoxRequest
+from whippletree.sandboxes.wire import BoxRequest, Frozen
 
 KILL_SECONDS = 5.0
 KEPT_FROM_OOM, LIKE_ANY_OTHER = -1000, 0  # oom scores of a keeper, and of what it starts
@@ -68,6 +69,14 @@ class Machine(Protocol):
 
     def kill_all(self) -> None:
         """End every process inside but the init. Called in a child of the keeper."""
+        ...
+
+    def busy(self) -> bool:
+        """Whether commands run that a snapshot must wait for. Called in the keeper."""
+        ...
+
+    def snapshot(self, directory: Path) -> Frozen:
+        """Write down what it holds. Called in the keeper. Raises ValueError, OSError, BootError."""
         ...
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from whippletree.sandboxes import accounts, cgroups, kernel, machine
 from whippletree.sandboxes.hostroot import HOME
@@ -33,7 +33,7 @@ class NamespacedMachine:
         self.cgroups = directories
         self._root = os.geteuid() == 0
         self._host = kernel.pid_namespace()
-        uid = _FIRST_UID + zlib.crc32(f"{request.root}/{request.sandbox_id}".encode()) % _UIDS if self._root else 1000
+        uid = request.owner or (_own_uid(request) if self._root else 1000)
         self.owner = (uid, uid)
         self.pid = 0
         self.workdir = request.workdir
@@ -111,6 +111,28 @@ class NamespacedMachine:
         if status:
             raise ValueError(f"the processes of the sandbox could not be killed (status {status})")
 
+    def inside(self, body: Callable[[], int]) -> int:
+        """Run `body` inside, with the keeper's privileges, to its end; its result."""
+
+        def enter() -> int:
+            self.enter()
+            return os.waitstatus_to_exitcode(os.waitpid(machine.fork(body), 0)[1])
+
+        return os.waitstatus_to_exitcode(os.waitpid(machine.fork(enter), 0)[1])
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to everything in the PID namespace but its init. Raises ValueError."""
+
+        def send() -> int:
+            if kernel.pid_namespace() == self._host:
+                return 1  # never on the host
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, number)
+            return 0
+
+        if self.inside(send):
+            raise ValueError("the processes of the sandbox could not be signalled")
+
     def stop(self) -> None:
         """Kill the init, and with it all inside; then what still serves clients, and what started it."""
         if self._pidfd >= 0:
@@ -118,3 +140,8 @@ class NamespacedMachine:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._let_go()
         machine.end_descendants()
+
+
+def _own_uid(request: BoxRequest) -> int:
+    """A number of its own for the sandbox's user."""
+    return _FIRST_UID + zlib.crc32(f"{request.root}/{request.sandbox_id}".encode()) % _UIDS

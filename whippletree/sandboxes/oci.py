@@ -116,6 +116,7 @@ class Bundle(_Oci, frozen=True, kw_only=True, rename="camel"):
 def bundle(
     *,
     argv: tuple[str, ...],
+    user: User,
     root: str,
     network: str,
     cgroup: str,
@@ -127,7 +128,7 @@ def bundle(
     """Everything for one sandbox. `bindings` are (host path, path inside, writable); limits of 0 mean none."""
     none: dict[str, tuple[str, ...]] = dict.fromkeys(("bounding", "effective", "inheritable", "permitted", "ambient"), ())
     return Bundle(
-        process=Process(args=argv, env=("PATH=/usr/sbin:/usr/bin:/sbin:/bin",), capabilities=none),
+        process=Process(args=argv, user=user, env=("PATH=/usr/sbin:/usr/bin:/sbin:/bin",), capabilities=none),
         root=Root(path=root),
         mounts=(*_kernel_mounts(), *(_binding(*binding) for binding in bindings)),
         linux=Linux(

@@ -14,8 +14,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from whippletree.sandboxes import accounts, cgroups, kernel, machine
-from whippletree.sandboxes.wire import BoxRequest
+from whippletree.sandboxes import accounts, cgroups, checkpoint, kernel, machine
+from whippletree.sandboxes.wire import BoxRequest, Frozen
 
 FOLDER = "fs"
 MARK = "WHIPPLETREE_SANDBOX"
@@ -48,6 +48,9 @@ class ProcessMachine:
 
     def boot(self) -> list[int]:
         """Make the folder. The network is the host's: there are no listeners."""
+        if self._request.restored:
+            source = Path(self._request.restored) / checkpoint.FOLDER
+            machine.run(("cp", "-a", "--reflink=auto", str(source), self.base), seconds=machine.COPY_SECONDS)
         for name in (self._request.workdir, "/tmp", "/logs", "/home/agent"):
             Path(self.base + name).mkdir(parents=True, exist_ok=True)
         return []
@@ -90,6 +93,14 @@ class ProcessMachine:
     def count_processes(self, helpers: Collection[int]) -> int:
         """Everything below the keeper but what serves clients."""
         return len(set(kernel.descendants(self._keeper)) - {*helpers, os.getpid()})
+
+    def busy(self) -> bool:
+        """Running commands stand still with all else."""
+        return False
+
+    def snapshot(self, directory: Path) -> Frozen:
+        """Files only."""
+        return checkpoint.of_folder(self.base, kernel.descendants(self._keeper), directory)
 
     def stop(self) -> None:
         """Everything below the keeper, which is the caller."""

@@ -9,20 +9,23 @@ Invariants (tests/sandboxes/): no capability and no new privilege; nothing but 1
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from whippletree.sandboxes import cgroups, hostroot, kernel, machine, oci
-from whippletree.sandboxes.layers import Layers
+from whippletree.sandboxes import cgroups, checkpoint, hostroot, kernel, machine, oci
+from whippletree.sandboxes.layers import INIT, Layers
 from whippletree.sandboxes.namespaced import NamespacedMachine
-from whippletree.sandboxes.wire import BoxRequest, receive_some
+from whippletree.sandboxes.wire import BoxRequest, Frozen, receive_some
 
-INIT = "while read -r line; do :; done"
+_WAIT = "while read -r line; do :; done"
 _SECONDS = 30.0
+_MOUNTS, _KERNEL = Path("/proc/self/mounts"), Path("/run/criu.kdat")
 
 
 class RuncMachine(NamespacedMachine):
@@ -30,7 +33,7 @@ class RuncMachine(NamespacedMachine):
 
     def __init__(self, request: BoxRequest, directories: tuple[str, ...], cgroup: str) -> None:
         super().__init__(request, directories)
-        self._cgroup = cgroup  # where runc puts the init first, in every hierarchy
+        self.cgroup = cgroup  # where runc puts the init first, in every hierarchy
         self.folder = Path(request.root) / request.sandbox_id
         self.layers = Layers(request, self.folder)
         self.disks: tuple[str, ...] = ("/",)
@@ -41,10 +44,62 @@ class RuncMachine(NamespacedMachine):
         listeners = self._make_network()
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_SLAVE, "")
-        self.layers.make(self.owner, None)
+        snapshot = Path(self._request.restored) if self._request.restored else None
+        self.layers.make(self.owner, snapshot)
         self._write_bundle()
-        self.start("run")
+        if snapshot is not None and (snapshot / checkpoint.PROCESSES).exists():
+            self._restore(snapshot / checkpoint.PROCESSES)
+        else:
+            self.start("run")
         return listeners
+
+    def _restore(self, images: Path) -> None:
+        self.use_criu(as_agent=False)
+        work = self.folder / "criu"
+        work.mkdir(mode=0o700)
+        try:
+            self.start("restore", "--image-path", str(images), "--work-path", str(work), *checkpoint.CRIU)
+        except machine.BootError as error:
+            said = checkpoint.complaint(work / "restore.log")
+            raise machine.BootError(f"criu could not restore the processes: {said}" if said else str(error)) from error
+
+    @property
+    def criu(self) -> str:
+        """Path of the criu program; "" where there is none."""
+        return self._request.criu
+
+    def busy(self) -> bool:
+        """Whether anything but the init is the keeper's child: it serves a client."""
+        return set(kernel.children_of().get(os.getpid(), ())) != {self.pid}
+
+    def snapshot(self, directory: Path) -> Frozen:
+        """Processes and files where criu works."""
+        return checkpoint.of_runc(self, directory)
+
+    def use_criu(self, *, as_agent: bool) -> None:
+        """Put criu on the PATH of runc. To read the limits of another user's processes takes a capability that root may lack,
+        or that user's real number: with it and root's effective one, criu may do both."""
+        uid, gid = self.owner
+        if as_agent:
+            self._probe_kernel()
+        real = f"setpriv --ruid {uid} --rgid {gid} --keep-groups -- " if as_agent else ""
+        shell = (
+            "/bin/sh -p " if _is_script(Path(self._request.criu)) else ""
+        )  # -p: it would give up what differs from the real user
+        program = self.folder / "bin" / "criu"
+        program.parent.mkdir(mode=0o700, exist_ok=True)
+        program.write_text(f'#!/bin/sh\nexec {real}{shell}{shlex.quote(self._request.criu)} "$@"\n', encoding="utf-8")
+        program.chmod(0o700)
+
+    def _probe_kernel(self) -> None:
+        """Have criu find out, as root throughout, what the kernel can; it keeps that in a file of /run that is in memory."""
+        if not any(line.split()[1:3] == ["/run", "tmpfs"] for line in _MOUNTS.read_text(encoding="utf-8").splitlines()):
+            if self.folder.is_relative_to("/run"):
+                raise ValueError("sandbox.root is below /run, where criu keeps its notes: give another directory")
+            kernel.mount("tmpfs", "/run", "tmpfs", 0, "mode=0755,size=1m")  # in the keeper's mount namespace only
+        if not _KERNEL.exists():
+            with contextlib.suppress(machine.BootError):  # it also tells of things that are not needed here
+                machine.run((self._request.criu, "check"), seconds=_SECONDS)
 
     def start(self, *how: str) -> None:
         """`runc run` or `runc restore`; then the init and all its children belong to the sandbox's cgroups."""
@@ -54,7 +109,7 @@ class RuncMachine(NamespacedMachine):
         finally:
             os.close(theirs)
         self._found(int((self.folder / "pid").read_text(encoding="ascii")))
-        cgroups.take_over(self._cgroup, self.cgroups)
+        cgroups.take_over(self.cgroup, self.cgroups)
 
     def runc(self, *arguments: str, stdin: int | None = None, seconds: float = _SECONDS) -> None:
         """Run runc on this container. Raises BootError with the end of its log."""
@@ -69,7 +124,7 @@ class RuncMachine(NamespacedMachine):
     @property
     def _path(self) -> str:
         """PATH of runc: it looks for criu there."""
-        return f"{Path(self._request.criu).parent}:{machine.PATH}" if self._request.criu else machine.PATH
+        return f"{self.folder / 'bin'}:{machine.PATH}"
 
     def _make_network(self) -> list[int]:
         """A network namespace with `lo` and the listeners, made in a child; the keeper holds it open."""
@@ -98,12 +153,15 @@ class RuncMachine(NamespacedMachine):
     def _write_bundle(self) -> None:
         request = self._request
         settings = self.folder / "criu.conf"
-        settings.write_text("tcp-close\nfile-locks\nghost-limit 64M\n", encoding="ascii")
+        settings.write_text(
+            "tcp-close\nfile-locks\nghost-limit 64M\nnetwork-lock skip\nmanage-cgroups=ignore\n", encoding="ascii"
+        )
         made = oci.bundle(
-            argv=(hostroot.shell(request.rootfs or "/"), "-c", INIT),
+            argv=(INIT, "-c", _WAIT),
+            user=oci.User(uid=self.owner[0], gid=self.owner[1]),
             root=str(self.layers.rootfs),
             network=f"/proc/{os.getpid()}/fd/{self._network}",
-            cgroup=self._cgroup,
+            cgroup=self.cgroup,
             bindings=self._bindings(),
             memory_mb=request.memory_mb,
             processes=request.processes,
@@ -130,3 +188,8 @@ class RuncMachine(NamespacedMachine):
             if self._network >= 0:
                 os.close(self._network)
                 self._network = -1
+
+
+def _is_script(program: Path) -> bool:
+    with program.open("rb") as file:
+        return file.read(2) == b"#!"

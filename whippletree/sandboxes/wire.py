@@ -30,7 +30,8 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class BoxRequest(Wire):
     """Controller → launcher: make a sandbox (carries the keeper's end of the lifeline). Limits of 0 mean none.
 
-    `token` is this request's alone: it tells this sandbox from an earlier or other one of the same name.
+    `token` is this request's alone: it tells this sandbox from an earlier or other one of the same name. `restored` is the
+    directory of a snapshot, `owner` the number of its user.
 
     Example: BoxRequest(backend="bubblewrap", sandbox_id="s0-1", root="/tmp/whippletree-0", workdir="/app", bwrap="bwrap")
     """
@@ -44,6 +45,8 @@ class BoxRequest(Wire):
     runc: str = ""
     criu: str = ""
     rootfs: str = ""
+    restored: str = ""
+    owner: int = 0
     files: tuple[tuple[str, str], ...] = ()
     read_only: tuple[tuple[str, str], ...] = ()
     environment: dict[str, str] = {}
@@ -66,10 +69,31 @@ class Ready(Wire):
     workdir: str
     environment: dict[str, str]
     cgroups: tuple[str, ...] = ()
+    owner: int = 0
 
 
 class Stop(Wire):
     """Controller → keeper: end everything and remove it. Example: Stop()"""
+
+
+class Freeze(Wire):
+    """Controller → keeper: make a snapshot; running commands may take `seconds` to end.
+
+    Example: Freeze(directory="/runs/a/snapshots/s0-1", seconds=30.0)
+    """
+
+    directory: str
+    seconds: float
+
+
+class Frozen(Wire):
+    """Keeper → controller: the snapshot is there. Example: Frozen(holds="files", reason="there is no criu program", ...)"""
+
+    holds: Literal["processes+files", "files"]
+    reason: str
+    frozen_seconds: float
+    files_bytes: int
+    processes_bytes: int
 
 
 class Exec(Wire):
@@ -165,6 +189,8 @@ Message = (
     BoxRequest
     | Ready
     | Stop
+    | Freeze
+    | Frozen
     | Exec
     | Exited
     | Finish
