@@ -23,17 +23,25 @@ if TYPE_CHECKING:
     from whippletree.sandboxes.box import Backend, Box, attach
     from whippletree.sandboxes.client import SyncExec
     from whippletree.sandboxes.config import SandboxConfig
+    from whippletree.sandboxes.images import ImageCache, RootImage
     from whippletree.sandboxes.leftovers import Cleaned, clean
+    from whippletree.sandboxes.recipes import Archive, Build, Reference, Tree
     from whippletree.sandboxes.snapshots import fork, load_snapshot, restore
     from whippletree.sandboxes.support import SandboxSupport, choose, create, probe
 
 __all__ = [
+    "Archive",
     "Backend",
     "Box",
+    "Build",
     "Cleaned",
+    "ImageCache",
+    "Reference",
+    "RootImage",
     "SandboxConfig",
     "SandboxSupport",
     "SyncExec",
+    "Tree",
     "attach",
     "choose",
     "clean",
@@ -49,6 +57,9 @@ _HOMES = {
     "Box": "box",
     "attach": "box",
     "create": "support",
+    "ImageCache": "images",
+    "RootImage": "images",
+    **dict.fromkeys(("Archive", "Build", "Reference", "Tree"), "recipes"),
     "SyncExec": "client",
     "SandboxConfig": "config",
     "Cleaned": "leftovers",

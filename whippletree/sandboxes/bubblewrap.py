@@ -124,7 +124,7 @@ class BubblewrapMachine(NamespacedMachine):
             yield from (*size, "--perms", mode, "--tmpfs", path)
         for host, inside in request.read_only:
             yield from _binding("--ro-bind", host, inside)
-        yield from ("--clearenv", "--chdir", "/", hostroot.shell(), "-c", _INIT)
+        yield from ("--clearenv", "--chdir", "/", str(hostroot.shell()), "-c", _INIT)
 
     def _shadows(self) -> Iterator[str]:
         """Where files of the spec go below /usr, which is the host's: a private directory, with links to what it hides."""

@@ -37,6 +37,18 @@ class SandboxConfig(Config):
     """Size of each writable file system, in MiB of memory: four of a bubblewrap sandbox (work, /tmp, /logs, home), one
     of a runc sandbox. 0: no limit in bubblewrap, and on disk in runc."""
 
+    images: str = ""
+    """Directory of root file systems that were made of images; empty: whippletree-images-<uid> in the temporary directory."""
+
+    images_gb: float = 20.0
+    """Size, in GiB, beyond which the root file systems that were not used for longest are removed."""
+
+    image_seconds: float = 1800.0
+    """Time in which an image must have been built or imported."""
+
+    podman: str = ""
+    """Path of the podman program, which builds and imports images; empty: the one on PATH."""
+
     cgroup: str = ""
     """Cgroup under which sandboxes get their own, as a path in each hierarchy; empty: the controller's own cgroup."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 HOME = "/home/agent"
 MERGED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_STEPS = 200  # components and links of one path
 ETC = (
     *("alternatives", "ca-certificates", "crypto-policies", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "magic"),
     *("mime.types", "pki/ca-trust", "pki/tls/certs", "pki/tls/openssl.cnf", "profile.d", "protocols", "services", "shells"),
@@ -51,10 +52,35 @@ def directories() -> Iterator[str]:
     yield from (f"/etc/{name}" for name in ETC if Path(f"/etc/{name}").is_dir())
 
 
-def shell(root: str = "/") -> str:
+def shell(root: str = "/") -> Path:
     """The shell that becomes the init. bash reaps orphans while it waits for its input; another leaves them as zombies until
     the sandbox ends. Raises ValueError when that root file system has none."""
-    for path in ("usr/bin/bash", "bin/bash", "bin/sh"):
-        if (Path(root) / path).exists() or (Path(root) / path).is_symlink():
-            return f"/{path}"
+    for path in ("/usr/bin/bash", "/bin/bash", "/bin/sh"):
+        found = resolve(root, path)
+        if found is not None and found.is_file():
+            return found
     raise ValueError(f"{root}: a root file system without /bin/sh")
+
+
+def resolve(root: str, path: str) -> Path | None:
+    """Where `path` leads inside a root file system, its links followed as inside; None when it leads nowhere."""
+    waiting = path.strip("/").split("/")[::-1]
+    at: list[str] = []
+    for _ in range(_STEPS):
+        if not waiting:
+            return Path(root, *at)
+        part = waiting.pop()
+        if part == "..":
+            del at[-1:]
+        elif part not in ("", "."):
+            found = Path(root, *at, part)
+            if found.is_symlink():
+                target = str(found.readlink())
+                if target.startswith("/"):
+                    at = []
+                waiting += target.split("/")[::-1]
+            elif found.exists():
+                at.append(part)
+            else:
+                return None
+    return None

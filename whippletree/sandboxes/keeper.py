@@ -25,6 +25,7 @@ from whippletree.sandboxes.process import ProcessMachine
 from whippletree.sandboxes.runc import RuncMachine
 
 CONTROL, LOCK, STATE = "control", "lock", "state.json"
+IMAGE_LOCK = "image.lock"
 _CGROUP_SECONDS = 5.0
 
 
@@ -86,6 +87,7 @@ class Keeper:
         self._door = socket.socket(socket.AF_UNIX)
         self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._image = _hold_image(request.rootfs)
 
     def open(self) -> None:
         """Make everything and say so. Raises what the parts raise; the caller then removes it."""
@@ -228,6 +230,18 @@ class Keeper:
         cgroups.leave(self._cgroups)
         cgroups.remove(self._all_cgroups, seconds=_CGROUP_SECONDS)
         remove_folder(self._folder)
+        if self._image >= 0:
+            os.close(self._image)
+
+
+def _hold_image(rootfs: str) -> int:
+    """Hold the lock of a cached image, which is not removed then; -1 where there is none."""
+    try:
+        lock = os.open(Path(rootfs).parent / IMAGE_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
 
 
 def _machine(request: wire.BoxRequest, directories: tuple[str, ...], inner: str) -> machine.Machine:

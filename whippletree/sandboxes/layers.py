@@ -19,7 +19,7 @@ from pathlib import Path
 from whippletree.sandboxes import hostroot, kernel, machine
 from whippletree.sandboxes.wire import BoxRequest
 
-INIT = "/.init"
+INIT = "/.init/sh"  # named so for shells that are many programs in one
 _WRITABLE = (("tmp", 0o1777), ("var", 0o755), ("var/tmp", 0o1777), ("run", 0o755), ("logs", 0o777), ("etc", 0o755))
 
 
@@ -59,7 +59,7 @@ class Layers:
             self._overlay(["/usr"], "usr", "usr-work", self.usr)
 
     def _mount(self, source: str, target: Path, kind: str, options: str) -> None:
-        kernel.mount(source, str(target), kind, 0, options)
+        kernel.mount(source, str(target), kind, kernel.MS_NOSUID | kernel.MS_NODEV, options)
         self._mounted.append(target)
 
     def _overlay(self, lower: list[str], upper: str, work: str, target: Path) -> None:
@@ -73,8 +73,8 @@ class Layers:
         """A copy of the shell that nobody but root can read: what runs it cannot be traced, not by its own user either."""
         self._lowest.mkdir(mode=0o755)
         init = self._lowest / INIT[1:]
-        root = self._request.rootfs or "/"
-        shutil.copyfile(Path(root, hostroot.shell(root)[1:]), init)
+        init.parent.mkdir(mode=0o755)
+        shutil.copyfile(hostroot.shell(self._request.rootfs or "/"), init)
         init.chmod(0o711)
 
     def _fill(self, upper: Path, owner: tuple[int, int]) -> None:
@@ -102,8 +102,8 @@ class Layers:
             return own
         found: dict[str, str] = {}
         for path, text in own.items():
-            image = Path(self._request.rootfs) / path[1:]
-            theirs = image.read_text(encoding="utf-8", errors="replace") if image.is_file() and not image.is_symlink() else ""
+            image = hostroot.resolve(self._request.rootfs, path)
+            theirs = image.read_text(encoding="utf-8", errors="replace") if image is not None and image.is_file() else ""
             names = {line.partition(":")[0] for line in theirs.splitlines()}
             found[path] = theirs.rstrip("\n") + "\n" * bool(theirs) if theirs else ""
             found[path] += "".join(f"{line}\n" for line in text.splitlines() if line.partition(":")[0] not in names)
