@@ -479,15 +479,15 @@ class ExecResult(Struct):
 
 
 class Usage(Struct):
-    """What a sandbox uses. None where nothing here counts it (no cgroup can be made).
+    """What a sandbox uses.
 
-    `cpu_seconds`: user and system time of all that ran in it. `memory_peak_bytes`: the most that was held at once. `processes`:
-    those that run now. `disk_bytes`: what its private file systems hold now.
+    `cpu_seconds`: user and system time of all that ran in it. `memory_peak_bytes`: the most that was held at once; None where
+    there is no cgroup, which counts it. `processes`: those that run now. `disk_bytes`: what its private file systems hold now.
 
     Example: Usage(cpu_seconds=1.25, memory_peak_bytes=73400320, processes=3, disk_bytes=40960)
     """
 
-    cpu_seconds: float | None
+    cpu_seconds: float
     memory_peak_bytes: int | None
     processes: int
     disk_bytes: int

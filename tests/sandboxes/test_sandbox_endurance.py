@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,30 +21,30 @@ LIMITS = Limits(memory_mb=128, processes=32)
 def network_namespaces() -> set[str]:
     """Those that some process is in, or holds open, on this machine."""
     found: set[str] = set()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        for link in (f"/proc/{entry}/ns/net", *_descriptors(entry)):
-            try:
-                target = os.readlink(link)
-            except OSError:
-                continue
-            if target.startswith("net:["):
-                found.add(target)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            found |= {target for link in _links(entry) if (target := _target(link)).startswith("net:[")}
     return found
 
 
-def _descriptors(entry: str) -> Iterator[str]:
+def _links(entry: Path) -> list[Path]:
     try:
-        yield from (f"/proc/{entry}/fd/{number}" for number in os.listdir(f"/proc/{entry}/fd"))
+        return [entry / "ns" / "net", *(entry / "fd").iterdir()]
     except OSError:
-        return
+        return []
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
 
 
 def machine(root: Path) -> dict[str, set[str]]:
     """What sandboxes below `root` could leave on this machine."""
     temporary = Path(tempfile.gettempdir())
-    own = {name for name in os.listdir("/proc") if name.isdigit() and str(root).encode() in _environment_and_command(name)}
+    own = {pid.name for pid in Path("/proc").iterdir() if str(root).encode() in _environment_and_command(pid)}
     return {
         "processes": own,
         "mounts": {line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(root) in line},
@@ -55,11 +54,11 @@ def machine(root: Path) -> dict[str, set[str]]:
     }
 
 
-def _environment_and_command(name: str) -> bytes:
+def _environment_and_command(entry: Path) -> bytes:
     text = b""
     for kind in ("environ", "cmdline"):
         try:
-            text += Path(f"/proc/{name}/{kind}").read_bytes()
+            text += (entry / kind).read_bytes()
         except OSError:
             continue
     return text
@@ -82,14 +81,14 @@ async def use(kind: str, root: Path, name: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_nothing_is_left_of_many_sandboxes(kind: str, sandbox_root: Path) -> None:
     await use(kind, sandbox_root, "first")  # the launcher runs now
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
     before, networks = machine(sandbox_root), network_namespaces()
     for number in range(200):
         await use(kind, sandbox_root, f"row-{number}")
     await asyncio.gather(*(use(kind, sandbox_root, f"many-{number}") for number in range(50)))
     assert machine(sandbox_root) == before
     assert before["processes"] == before["cgroups"] == before["mounts"] == before["folders"] == set()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     # sandboxes of others may have come meanwhile: what is new must not stay
     new = network_namespaces() - networks
     for _ in range(100):

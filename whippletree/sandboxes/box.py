@@ -78,6 +78,7 @@ class Box:
     ) -> None:
         self.isolation = isolation
         self.handle: SandboxHandle | None = None
+        self.waiting = False  # for its turn to start
         self.gateway = gateway  # where commands inside find it; (host, port)
         self._config = config
         self._request = request
@@ -89,8 +90,17 @@ class Box:
 
     async def start(self) -> SandboxHandle:
         """Boot it. Raises SandboxError with what the backend said."""
-        if self._lifeline is not None:
+        if self._lifeline is not None or self.waiting:
             raise SandboxError(f"sandbox {self._spec.sandbox_id} was started already", "create another")
+        self.waiting = True
+        try:
+            async with launcher().turns(self._config.starts_at_once):
+                self.waiting = False
+                return await self._boot()
+        finally:
+            self.waiting = False
+
+    async def _boot(self) -> SandboxHandle:
         self._lifeline = launcher().launch(self._request)
         self._lifeline.setblocking(False)
         try:

@@ -1,4 +1,4 @@
-"""A cgroup per sandbox for memory and processes, version 1 or 2, where this process may make one; it also counts CPU time.
+"""A cgroup per sandbox for memory and processes, version 1 or 2, where this process may make one.
 
 Invariants (tests/sandboxes/test_sandbox_cgroups.py): where no cgroup can be made the reason is told and nothing is left; a
 removed sandbox's cgroups are gone.
@@ -31,15 +31,14 @@ def name_of(root: str, sandbox_id: str) -> str:
 
 
 def hierarchies() -> dict[str, Path]:
-    """Mount point of the hierarchy that has each controller: {"memory": ..., "pids": ..., "cpuacct": ...}; version 2, which
-    counts CPU time in every cgroup, under the first two names."""
+    """Mount point of the hierarchy that has each controller: {"memory": ..., "pids": ...}; version 2 under both names."""
     found: dict[str, Path] = {}
     for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.partition(" ")
         point = Path(before.split(" ")[4])
         if kind == "cgroup":
-            for name in {"memory", "pids", "cpuacct"} & set(options.split(" ")[-1].split(",")):
+            for name in {"memory", "pids"} & set(options.split(" ")[-1].split(",")):
                 found[name] = point
         elif kind == "cgroup2":
             for name in {"memory", "pids"} & set(_read(point / "cgroup.controllers").split()):
@@ -128,24 +127,9 @@ def take_over(path: str, directories: tuple[str, ...]) -> None:
         moved |= fresh
 
 
-def account_cpu(name: str, parent: str) -> tuple[str, ...]:
-    """A cgroup that counts CPU time, where that takes one of its own (version 1); () where none can be made."""
-    point = hierarchies().get("cpuacct")
-    if point is None:
-        return ()
-    directory = point / (parent or _own("cpuacct", False)).strip("/") / name
-    try:
-        directory.mkdir()
-    except OSError:
-        return ()
-    return (str(directory),)
-
-
 def cpu_seconds(directories: tuple[str, ...]) -> float | None:
-    """CPU time of all that ever ran in these cgroups; None where none of them counts it."""
+    """CPU time of all that ever ran in these cgroups; None where none of them counts it (version 1 would take another one)."""
     for directory in directories:
-        if text := _read(Path(directory) / "cpuacct.usage"):
-            return int(text) / 1e9
         fields = dict(line.split() for line in _read(Path(directory) / "cpu.stat").splitlines() if len(line.split()) == 2)
         if "usage_usec" in fields:
             return int(fields["usage_usec"]) / 1e6

@@ -52,8 +52,11 @@ class SandboxConfig(Config):
     cgroup: str = ""
     """Cgroup under which sandboxes get their own, as a path in each hierarchy; empty: the controller's own cgroup."""
 
+    starts_at_once: int = 16
+    """How many sandboxes one process starts at the same time; others wait for their turn, which does not count as starting."""
+
     start_seconds: float = 20.0
-    """Time in which a sandbox must have started."""
+    """Time in which a sandbox must have started, from its turn on."""
 
     snapshot_seconds: float = 30.0
     """Time that a snapshot of processes waits for running commands to end; then it is refused."""

@@ -266,8 +266,7 @@ def _make_cgroups(request: wire.BoxRequest) -> tuple[str, ...]:
         return ()
     name = cgroups.name_of(request.root, request.sandbox_id)
     try:
-        made = cgroups.create(name, request.cgroup, memory_mb=request.memory_mb, processes=request.processes)
-        return (*made, *cgroups.account_cpu(name, request.cgroup))
+        return cgroups.create(name, request.cgroup, memory_mb=request.memory_mb, processes=request.processes)
     except cgroups.CgroupError:
         if request.cgroup:
             raise

@@ -142,8 +142,9 @@ def pid_namespace() -> int:
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
-def children_of() -> dict[int, list[int]]:
-    """Living processes by their parent, from one scan of /proc. In a PID namespace, parent 0 is outside."""
+def children_of(*, ended: bool = False) -> dict[int, list[int]]:
+    """Living processes by their parent, from one scan of /proc; with those that have ended and were not reaped yet, if wanted. In
+    a PID namespace, parent 0 is outside."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208  (names are all that is wanted)
         if not entry.isdigit():
@@ -152,14 +153,25 @@ def children_of() -> dict[int, list[int]]:
             fields = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except OSError:
             continue  # it ended meanwhile
-        if fields[0] != "Z":
+        if ended or fields[0] != "Z":
             children.setdefault(int(fields[1]), []).append(int(entry))
     return children
 
 
-def descendants(pid: int) -> list[int]:
-    """All living descendants of `pid`."""
-    children = children_of()
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """CPU time of a process, and of those of its children that it has reaped; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0.0, 0.0
+    ticks = os.sysconf("SC_CLK_TCK")
+    own, own_kernel, reaped, reaped_kernel = (int(field) / ticks for field in fields[11:15])
+    return own + own_kernel, reaped + reaped_kernel
+
+
+def descendants(pid: int, *, ended: bool = False) -> list[int]:
+    """All living descendants of `pid`; with those that have ended and were not reaped yet, if wanted."""
+    children = children_of(ended=ended)
     found: list[int] = []
     waiting = [pid]
     while waiting:

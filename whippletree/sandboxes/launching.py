@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import os
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 
 from whippletree.errors import SandboxError
 from whippletree.sandboxes import wire
@@ -23,7 +25,14 @@ class Launcher:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
         atexit.register(self._drop)
+
+    def turns(self, at_once: int) -> asyncio.Semaphore:
+        """Turns to start on the running loop; the first caller says how many at once."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            return self._turns.setdefault(loop, asyncio.Semaphore(at_once))
 
     def launch(self, request: wire.BoxRequest) -> socket.socket:
         """Ask for a sandbox; our end of its lifeline. Raises SandboxError."""

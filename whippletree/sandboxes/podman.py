@@ -3,12 +3,13 @@
 Its storage is a directory of its own beside the images, so that nothing of the user's podman is touched. Every call has a time
 limit, after which podman and all that it started are killed.
 
-Invariants (tests/sandboxes/test_sandbox_images.py): a call that fails or takes too long is an error with what was said; no
-container is left by one that worked.
+Invariants (tests/sandboxes/test_sandbox_images.py): a call that fails or takes too long is an error with what was said; a
+container that could not be removed is noted, and removed later.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -29,6 +30,8 @@ _TAR = ("tar", "--extract", "--preserve-permissions", "--numeric-owner", "--xatt
 _CLEAN_SECONDS = 60.0
 _SAID = 2000
 _RUN_ROOT = 50
+_LEFT = "left"
+log = logging.getLogger(__name__)
 
 
 class _Settings(msgspec.Struct):
@@ -80,6 +83,8 @@ class Podman:
 
     def export(self, source: Build | Archive | Reference, key: str, target: Path) -> Said:
         """Build or import an image, and unpack its root file system into `target`."""
+        for container in self.left():
+            self._remove(container)
         match source:
             case Build():
                 where = ("--file", str(Path(source.context, source.file)), source.context)
@@ -94,11 +99,36 @@ class Podman:
         try:
             self._unpack(container, target)
         finally:
-            self._run("rm", "--force", "--time", "0", container, seconds=_CLEAN_SECONDS)
+            self._remove(container)
         if not isinstance(source, Reference):
-            self._run("image", "rm", "--force", name, seconds=_CLEAN_SECONDS)
+            self._forget(name)
         pairs = (entry.partition("=") for entry in settings.env)
         return Said(environment={name: value for name, _, value in pairs}, workdir=settings.working_dir, user=settings.user)
+
+    def left(self) -> list[str]:
+        """Containers that could not be removed so far; the next export tries again."""
+        try:
+            return [path.name for path in (self._storage / _LEFT).iterdir()]
+        except FileNotFoundError:
+            return []
+
+    def _remove(self, container: str) -> None:
+        """Remove a container, or note that it is left: a clean-up that fails takes nothing from what was made."""
+        note = self._storage / _LEFT / container
+        try:
+            self._run("rm", "--force", "--time", "0", container, seconds=_CLEAN_SECONDS)
+            note.unlink(missing_ok=True)
+        except SandboxError as error:
+            log.warning("container %s is left for later: %s", container, error)
+            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            note.touch()
+
+    def _forget(self, image: str) -> None:
+        """Remove an image from podman's storage, where it only takes space now; another of that name replaces it."""
+        try:
+            self._run("image", "rm", "--force", image, seconds=_CLEAN_SECONDS)
+        except SandboxError as error:
+            log.warning("image %s stays in podman's storage: %s", image, error)
 
     def _unpack(self, container: str, target: Path) -> None:
         """Export into a pipe that tar reads."""

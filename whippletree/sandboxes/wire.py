@@ -162,11 +162,14 @@ class Measure(Wire):
 
 
 class Measured(Wire):
-    """Keeper → client: what is used; None where nothing counts it. Example: Measured(processes=3, disk_bytes=40960)"""
+    """Keeper → client: what is used; None where nothing counts it.
+
+    Example: Measured(processes=3, disk_bytes=40960, cpu_seconds=1.25, memory_peak_bytes=73400320)
+    """
 
     processes: int
     disk_bytes: int
-    cpu_seconds: float | None = None
+    cpu_seconds: float
     memory_peak_bytes: int | None = None
 
 
