@@ -48,6 +48,9 @@ async def test_nothing_inside_can_end_the_sandbox(make: Make) -> None:
     box = await make("runc")
     await sh(box, "kill -9 1; kill -TERM 1; kill -HUP 1; kill -INT 1; kill -SEGV 1; kill -9 -1")
     await sh(box, "kill -9 1; kill -TERM 1; kill -HUP 1; kill -INT 1; kill -SEGV 1", user="root")
+    attach = "import ctypes; l = ctypes.CDLL(None, use_errno=True); print(l.ptrace(16, 1, 0, 0), ctypes.get_errno())"
+    assert (await box.exec(("python3", "-c", attach), timeout=20)).output == "-1 1\n"
+    assert (await sh(box, "cat /.init/sh /proc/1/environ | wc -c")).output.endswith("0\n")
     assert (await sh(box, "echo alive")).output == "alive\n"
 
 

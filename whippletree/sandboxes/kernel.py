@@ -143,8 +143,8 @@ def pid_namespace() -> int:
 
 
 def children_of(*, ended: bool = False) -> dict[int, list[int]]:
-    """Living processes by their parent, from one scan of /proc; with those that have ended and were not reaped yet, if wanted. In
-    a PID namespace, parent 0 is outside."""
+    """Living processes by their parent, from one scan of /proc; with those that have ended and were not reaped yet, if wanted.
+    In a PID namespace, parent 0 is outside."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208  (names are all that is wanted)
         if not entry.isdigit():

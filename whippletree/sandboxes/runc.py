@@ -80,23 +80,22 @@ class RuncMachine(NamespacedMachine):
         """Put criu on the PATH of runc. To read the limits of another user's processes takes a capability that root may lack,
         or that user's real number: with it and root's effective one, criu may do both."""
         uid, gid = self.owner
-        if as_agent:
-            self._probe_kernel()
+        self._probe_kernel()
         real = f"setpriv --ruid {uid} --rgid {gid} --keep-groups -- " if as_agent else ""
-        shell = (
-            "/bin/sh -p " if _is_script(Path(self._request.criu)) else ""
-        )  # -p: it would give up what differs from the real user
+        # a shell gives up what its real user does not have, but for -p
+        shell = "/bin/sh -p " if _is_script(Path(self._request.criu)) else ""
         program = self.folder / "bin" / "criu"
         program.parent.mkdir(mode=0o700, exist_ok=True)
         program.write_text(f'#!/bin/sh\nexec {real}{shell}{shlex.quote(self._request.criu)} "$@"\n', encoding="utf-8")
         program.chmod(0o700)
 
     def _probe_kernel(self) -> None:
-        """Have criu find out, as root throughout, what the kernel can; it keeps that in a file of /run that is in memory."""
+        """Have criu find out, as root throughout, what the kernel can. It notes that in /run, but only in memory: where /run is
+        on disk, the keeper's mount namespace gets another."""
         if not any(line.split()[1:3] == ["/run", "tmpfs"] for line in _MOUNTS.read_text(encoding="utf-8").splitlines()):
             if self.folder.is_relative_to("/run"):
                 raise ValueError("sandbox.root is below /run, where criu keeps its notes: give another directory")
-            kernel.mount("tmpfs", "/run", "tmpfs", 0, "mode=0755,size=1m")  # in the keeper's mount namespace only
+            kernel.mount("tmpfs", "/run", "tmpfs", 0, "mode=0755,size=1m")
         if not _KERNEL.exists():
             with contextlib.suppress(machine.BootError):  # it also tells of things that are not needed here
                 machine.run((self._request.criu, "check"), seconds=_SECONDS)
