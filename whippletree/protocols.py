@@ -15,7 +15,7 @@ Invariants (tests/test_protocols.py): every shipped implementation satisfies its
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -444,9 +444,35 @@ class Limits(Struct):
     file_mb: int = 64
 
 
+class NetworkPolicy(Struct):
+    """What a sandbox may reach: the gateway or not, and by the proxy each "host:port" of `allow`. An address that is not public
+    must be listed itself.
+
+    Example: NetworkPolicy(allow=("pypi.org:443", "files.pythonhosted.org:443"))
+    """
+
+    gateway: bool = True
+    allow: tuple[str, ...] = ()
+
+
+class NetworkRefusal(Struct):
+    """Something that a sandbox tried to reach and may not. `time` in seconds since 1970; `address`: what the name stands for,
+    where it was looked up.
+
+    Example: NetworkRefusal(time=1764450000.0, host="github.com", port=443, reason="not on the allow-list")
+    """
+
+    time: float
+    host: str
+    port: int
+    reason: str
+    address: str = ""
+
+
 class SandboxSpec(Struct):
     """What a sandbox is made of. `files` are copied in ((host path, path inside)), `read_only` are bound ((host, inside)).
-    `gateway_port` on 127.0.0.1 inside leads to the gateway and is the only way out; 0 means no network at all.
+    `gateway_port` on 127.0.0.1 inside leads to the gateway, `proxy_port` to what `network` allows; there is no other way out. 0
+    means that there is no such port. `rootfs`: directory with a root file system, where a backend takes one.
 
     Example: SandboxSpec(sandbox_id="s0-1", workdir="/app", files=(("/tasks/t/environment/data", "/app"),))
     """
@@ -458,6 +484,9 @@ class SandboxSpec(Struct):
     environment: dict[str, str] = {}
     limits: Limits = Limits()
     gateway_port: int = 8000
+    proxy_port: int = 0
+    network: NetworkPolicy = NetworkPolicy()
+    rootfs: str = ""
 
 
 class SandboxHandle(Struct):
@@ -489,12 +518,72 @@ class ExecResult(Struct):
     truncated: bool = False
 
 
+class Usage(Struct):
+    """What a sandbox uses.
+
+    `cpu_seconds`: user and system time of all that ran in it. `memory_peak_bytes`: the most that was held at once; None where
+    there is no cgroup, which counts it. `processes`: those that run now. `disk_bytes`: what its private file systems hold now.
+
+    Example: Usage(cpu_seconds=1.25, memory_peak_bytes=73400320, processes=3, disk_bytes=40960)
+    """
+
+    cpu_seconds: float
+    memory_peak_bytes: int | None
+    processes: int
+    disk_bytes: int
+
+
+class Fetched(Struct):
+    """What `get` copied to the host. `skipped` (at most 100): symbolic links, devices, pipes and sockets, by path.
+
+    Example: Fetched(files=2, bytes=1024, skipped=("artifacts/latest",))
+    """
+
+    files: int
+    bytes: int
+    skipped: tuple[str, ...] = ()
+
+
+class Snapshot(Struct):
+    """A sandbox at one moment, in a directory of the host. `reason`: why it holds no processes. Sizes in bytes on disk;
+    `frozen_seconds`: how long the sandbox stood still for it. `owner` is the number of the sandbox's own user.
+
+    Example: Snapshot(directory="/runs/a/snapshots/s0-1", backend="runc", holds="processes+files", sandbox_id="s0-1",
+                      owner=200017, workdir="/app", files_bytes=81920, processes_bytes=10485760, frozen_seconds=0.41,
+                      time=1764450000.0)
+    """
+
+    directory: str
+    backend: str
+    holds: Literal["processes+files", "files"]
+    sandbox_id: str
+    owner: int
+    workdir: str
+    files_bytes: int
+    processes_bytes: int
+    frozen_seconds: float
+    time: float
+    reason: str = ""
+    rootfs: str = ""
+    read_only: tuple[tuple[str, str], ...] = ()
+
+
 @runtime_checkable
 class Sandbox(Protocol):
     """The machine of one attempt. Raises SandboxError. `stop` never raises and leaves nothing behind."""
 
     isolation: str  # one sentence for people: what this backend does and does not isolate
     handle: SandboxHandle | None  # set by start
+
+    @property
+    def proxy_environment(self) -> dict[str, str]:
+        """Variables for the commands that may use the proxy; {} where there is none."""
+        ...
+
+    @property
+    def refusals(self) -> Sequence[NetworkRefusal]:
+        """What it tried to reach and may not: the latest, oldest first."""
+        ...
 
     async def start(self) -> SandboxHandle:
         """Boot it. Raises SandboxError with what the backend said."""
@@ -509,9 +598,11 @@ class Sandbox(Protocol):
         cwd: str = "",
         output_limit: int = 1_000_000,
         user: str = "",
+        on_output: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
-        """Run a command to its end; at `timeout` seconds it and its children are killed. `user`: as whom ("" for the
-        sandbox's own user). Raises SandboxError where the backend cannot."""
+        """Run a command to its end; at `timeout` seconds it and its children are killed. `user`: as whom, a name of its
+        /etc/passwd or a number ("" for the sandbox's own user). `on_output` gets the output as it comes, in pieces, up to
+        `output_limit` bytes. Raises SandboxError where the backend cannot."""
         ...
 
     async def put(self, source: Path, target: str) -> None:
@@ -520,6 +611,23 @@ class Sandbox(Protocol):
 
     async def read(self, path: str, limit: int = 1_000_000) -> bytes | None:
         """A regular file's bytes (symbolic links are not followed); None when it does not exist."""
+        ...
+
+    async def get(self, source: str, target: Path, limit: int = 100_000_000) -> Fetched:
+        """Copy a file or directory out to a host path that does not exist yet. Links are not followed, and not copied.
+        Raises SandboxError when there is more than `limit` bytes; nothing is left of a copy that failed."""
+        ...
+
+    async def usage(self) -> Usage:
+        """What it uses, and has used."""
+        ...
+
+    async def snapshot(self, directory: Path) -> Snapshot:
+        """Write its files, and its processes where that works, into a directory that does not exist yet. It goes on."""
+        ...
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """Change what may be reached while it runs; what is open and no longer allowed is cut."""
         ...
 
     async def kill_all(self) -> None:

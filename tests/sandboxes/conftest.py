@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sandbox_suite import Make, spec_of
+from sandbox_suite import Make, config_of, spec_of
 
 from whippletree import sandboxes
 
@@ -29,7 +29,7 @@ async def make(sandbox_root: Path) -> AsyncIterator[Make]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(kind: str, *, gateway: tuple[str, int] = ("127.0.0.1", 9), **fields: Any) -> sandboxes.Box:
-            config = sandboxes.SandboxConfig(kind=kind, root=str(sandbox_root))  # type: ignore[arg-type]
+            config = config_of(kind, sandbox_root)
             box = sandboxes.create(config, spec_of(**fields), gateway=gateway)
             stack.push_async_callback(box.stop)
             await box.start()

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from whippletree import sandboxes
+from whippletree.errors import SandboxError
 from whippletree.protocols import SandboxSpec
 
 
@@ -49,6 +50,14 @@ async def main(root: Path) -> None:
     out["sleepers"] = (await sh("pgrep sleep")).split()
     await box.put(source / "f", "/tests/f")
     assert await box.read("/tests/f") == b"hello"
+    try:
+        out["other_user"] = (await box.exec(("id", "-u"), timeout=20, user="nobody")).output
+    except SandboxError as error:
+        out["other_user"] = error.cause
+    out["same_user"] = (await box.exec(("id", "-u"), timeout=20, user="agent")).output.strip()
+    await box.get("/tests/f", source / "copied")
+    out["copied"] = (source / "copied").read_text()
+    out["usage"] = (await box.usage()).processes
     await box.stop()
     server.close()
     out["left"] = [path.name for path in root.iterdir()]

@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from sandbox_suite import Make, Suite, sh, spec_of
+from sandbox_suite_network import NetworkSuite, index, outside
+from sandbox_suite_out import OutSuite, UserSuite
 
 from whippletree import sandboxes
 from whippletree.errors import SandboxError
@@ -23,7 +25,15 @@ SUPPORT = sandboxes.probe()
 pytestmark = pytest.mark.skipif(not SUPPORT.works, reason=f"bubblewrap does not work here: {SUPPORT.bubblewrap}")
 
 
-class TestBubblewrap(Suite):
+__all__ = ["index", "outside"]  # fixtures of the network's suite
+
+
+class TestBubblewrap(Suite, OutSuite, NetworkSuite):
+    kind = "bubblewrap"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="made by an ordinary user, a sandbox has one user")
+class TestUsersOfBubblewrap(UserSuite):
     kind = "bubblewrap"
 
 
@@ -203,5 +213,7 @@ async def test_an_ordinary_user_gets_the_same(tmp_path: Path) -> None:
     assert seen["timed_out"] and seen["sleepers"] == []
     assert seen["gateway"] == "b'from the gateway'" and "unreachable" in seen["net"]
     assert seen["file"] == "hello" and seen["tool"] == "tool"
+    assert "one user" in seen["other_user"] and seen["same_user"] == "1000"
+    assert seen["copied"] == "hello" and seen["usage"] == 0
     assert seen["left"] == []
     root.rmdir()

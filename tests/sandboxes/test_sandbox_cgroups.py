@@ -19,7 +19,7 @@ def test_names_differ_by_folder_and_id() -> None:
 def test_a_failure_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(cgroups.CgroupError, match=r"\w"):
         cgroups.create(f"{cgroups.PREFIX}test", f"no/such/parent-{os.getpid()}", memory_mb=64, processes=8)
-    assert not list(Path("/sys/fs/cgroup").rglob(f"{cgroups.PREFIX}test"))
+    assert not [path for path, _, _ in os.walk("/sys/fs/cgroup") if path.endswith(f"/{cgroups.PREFIX}test")]
 
 
 def test_a_removed_cgroup_takes_its_processes_along() -> None:
@@ -34,6 +34,8 @@ def test_a_removed_cgroup_takes_its_processes_along() -> None:
         while str(sleeper.pid) not in Path(made[0], "cgroup.procs").read_text().split():
             assert sleeper.poll() is None
         assert Path(made[-1], "pids.max").read_text().strip() == "8"
+        assert cgroups.limits_memory(made) and cgroups.limits_processes(made) and not cgroups.limits_processes(())
+        assert (cgroups.memory_peak(made) or 0) > 0 and cgroups.memory_peak(()) is None
     finally:
         assert cgroups.remove(made, seconds=10.0) is True
     assert sleeper.wait(timeout=10) == -9

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+
+import pytest
 from sandbox_suite import Make, Suite, sh
+from sandbox_suite_out import OutSuite
+
+from whippletree.errors import SandboxError
+from whippletree.protocols import NetworkPolicy
 
 
-class TestProcess(Suite):
+class TestProcess(Suite, OutSuite):
     kind = "process"
+
+
+async def test_it_has_one_user(make: Make) -> None:
+    box = await make("process")
+    own = pwd.getpwuid(os.geteuid()).pw_name
+    assert (await sh(box, "id -un", user=own)).output == f"{own}\n"
+    with pytest.raises(SandboxError, match="has one user"):
+        await sh(box, "true", user="4321")
+
+
+async def test_nothing_holds_its_network(make: Make) -> None:
+    box = await make("process", proxy_port=8001, network=NetworkPolicy(allow=("pypi.org:443",)))
+    assert box.proxy_environment == {} and len(box.refusals) == 0
+    with pytest.raises(SandboxError, match="nothing holds it"):
+        await box.set_network(NetworkPolicy())
 
 
 async def test_it_says_that_it_isolates_nothing(make: Make) -> None:

@@ -18,7 +18,8 @@ from whippletree import sandboxes
 from whippletree.configuration import field_docs
 from whippletree.errors import ConfigurationError, SandboxError
 
-KINDS = ["process", "bubblewrap"] if sandboxes.probe().works else ["process"]
+SUPPORT = sandboxes.probe()
+KINDS = ["process", *(["bubblewrap"] if SUPPORT.works else []), *([] if SUPPORT.runc else ["runc"])]
 
 
 def test_probe_tells_what_does_not_work_and_leaves_nothing(sandbox_root: Path) -> None:
@@ -30,6 +31,7 @@ def test_probe_tells_what_does_not_work_and_leaves_nothing(sandbox_root: Path) -
     assert not away.works and "/no/such/bwrap does not run" in away.bubblewrap
     broken = sandboxes.probe(msgspec.structs.replace(config, bwrap="/bin/true"))
     assert not broken.works and "did not start" in broken.bubblewrap
+    assert "ended with 1" in sandboxes.probe(msgspec.structs.replace(config, runc="/bin/false")).runc
     assert left_behind(sandbox_root) == NOTHING
 
 
@@ -40,7 +42,7 @@ async def test_auto_falls_back_and_says_why(sandbox_root: Path) -> None:
     box = sandboxes.create(config, spec_of(), gateway=("127.0.0.1", 9))
     assert "NO isolation" in box.isolation and box.isolation == backend.sentence
     works = sandboxes.choose(sandboxes.SandboxConfig(root=str(sandbox_root)))
-    assert works.kind == KINDS[-1]
+    assert works.kind == KINDS[SUPPORT.works]
 
 
 def test_every_setting_is_documented() -> None:
@@ -100,7 +102,7 @@ async def test_a_killed_controller_leaves_nothing(kind: str, sandbox_root: Path)
 
 
 async def test_a_killed_launcher_is_replaced(sandbox_root: Path) -> None:
-    from whippletree.sandboxes.box import launcher
+    from whippletree.sandboxes.launching import launcher
 
     config = sandboxes.SandboxConfig(kind="process", root=str(sandbox_root))
     first = sandboxes.create(config, spec_of(), gateway=("127.0.0.1", 9))

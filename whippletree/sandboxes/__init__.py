@@ -23,21 +23,33 @@ if TYPE_CHECKING:
     from whippletree.sandboxes.box import Backend, Box, attach
     from whippletree.sandboxes.client import SyncExec
     from whippletree.sandboxes.config import SandboxConfig
+    from whippletree.sandboxes.images import ImageCache, RootImage
     from whippletree.sandboxes.leftovers import Cleaned, clean
+    from whippletree.sandboxes.recipes import Archive, Build, Reference, Tree
+    from whippletree.sandboxes.snapshots import fork, load_snapshot, restore
     from whippletree.sandboxes.support import SandboxSupport, choose, create, probe
 
 __all__ = [
+    "Archive",
     "Backend",
     "Box",
+    "Build",
     "Cleaned",
+    "ImageCache",
+    "Reference",
+    "RootImage",
     "SandboxConfig",
     "SandboxSupport",
     "SyncExec",
+    "Tree",
     "attach",
     "choose",
     "clean",
     "create",
+    "fork",
+    "load_snapshot",
     "probe",
+    "restore",
 ]
 
 _HOMES = {
@@ -45,12 +57,18 @@ _HOMES = {
     "Box": "box",
     "attach": "box",
     "create": "support",
+    "ImageCache": "images",
+    "RootImage": "images",
+    **dict.fromkeys(("Archive", "Build", "Reference", "Tree"), "recipes"),
     "SyncExec": "client",
     "SandboxConfig": "config",
     "Cleaned": "leftovers",
     "SandboxSupport": "support",
     "choose": "support",
     "clean": "leftovers",
+    "fork": "snapshots",
+    "load_snapshot": "snapshots",
+    "restore": "snapshots",
     "probe": "support",
 }
 

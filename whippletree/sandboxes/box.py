@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
-import functools
 import os
 import re
+import shutil
 import socket
-import subprocess
-import sys
-import threading
+import tempfile
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from whippletree.errors import SandboxError
-from whippletree.protocols import ExecResult, SandboxHandle, SandboxSpec
+from whippletree.protocols import (
+    ExecResult,
+    Fetched,
+    NetworkPolicy,
+    NetworkRefusal,
+    SandboxHandle,
+    SandboxSpec,
+    Snapshot,
+    Usage,
+)
 from whippletree.sandboxes import client, wire
 from whippletree.sandboxes.config import SandboxConfig, root_of
+from whippletree.sandboxes.launching import launcher
 from whippletree.sandboxes.leftovers import remove_left
-from whippletree.sandboxes.relay import Relay
+from whippletree.sandboxes.network import Network
+from whippletree.sandboxes.network import check as check_network
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RECORD = "snapshot.json"
 _ANSWER_SECONDS = 60.0
-_LAUNCHER_SECONDS = 5.0
+_SNAPSHOT_SECONDS = 600.0
 _TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "run", "var", "tmp", "logs")
 
 
@@ -35,78 +47,14 @@ _TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc"
 class Backend:
     """A chosen backend. `sentence` tells people what it isolates, and why it was chosen."""
 
-    kind: Literal["bubblewrap", "process"]
-    bwrap: str
+    kind: Literal["bubblewrap", "process", "runc"]
     sentence: str
+    bwrap: str = ""
+    runc: str = ""
+    criu: str = ""
 
 
-class Launcher:
-    """The small process that forks keepers, started on first use; it ends with this process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        atexit.register(self._drop)
-
-    def launch(self, request: wire.BoxRequest) -> socket.socket:
-        """Ask for a sandbox; our end of its lifeline. Raises SandboxError."""
-        ours, theirs = socket.socketpair()
-        with theirs, self._lock:
-            for attempt in (1, 2):
-                door = self._door()
-                try:
-                    wire.Channel(door).send(request, (theirs.fileno(),))
-                    return ours
-                except OSError as error:  # it was killed: start another, once
-                    self._drop()
-                    if attempt == 2:
-                        ours.close()
-                        cause = f"the launcher of sandboxes does not run: {error.strerror}"
-                        raise SandboxError(cause, "look for its error above") from error
-        raise AssertionError("unreachable")
-
-    def _door(self) -> socket.socket:
-        if self._socket is None:
-            ours, theirs = socket.socketpair()
-            path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
-            with theirs:
-                self._process = subprocess.Popen(
-                    (sys.executable, "-s", "-m", "whippletree.sandboxes.launcher", str(theirs.fileno())),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    env={"PYTHONPATH": path},
-                    cwd="/",
-                    start_new_session=True,
-                )
-            self._socket = ours
-        return self._socket
-
-    def _drop(self) -> None:
-        if self._socket is not None:
-            self._socket.close()  # it ends by itself then
-            self._socket = None
-        if self._process is not None:
-            try:
-                self._process.wait(_LAUNCHER_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
-
-
-@functools.lru_cache(maxsize=1)
-def _launcher_of(pid: int) -> Launcher:
-    return Launcher()
-
-
-def launcher() -> Launcher:
-    """This process's launcher (a forked child gets its own)."""
-    return _launcher_of(os.getpid())
-
-
-def _checked(spec: SandboxSpec) -> None:
+def _checked(spec: SandboxSpec, backend: Backend) -> None:
     if not _ID.fullmatch(spec.sandbox_id):
         raise SandboxError(
             f"{spec.sandbox_id!r} cannot name a sandbox", "use up to 64 letters, digits, dots, dashes, underscores"
@@ -117,6 +65,9 @@ def _checked(spec: SandboxSpec) -> None:
     top = spec.workdir.strip("/").split("/")
     if top[0] in ("", *_TAKEN):
         raise SandboxError(f"{spec.workdir!r} cannot be the work directory", "use a directory of its own, such as /app")
+    if spec.rootfs and backend.kind != "runc":
+        raise SandboxError(f"a {backend.kind} sandbox has the host's programs, not a root file system", 'set kind = "runc"')
+    check_network(spec)
 
 
 class Box:
@@ -127,18 +78,29 @@ class Box:
     ) -> None:
         self.isolation = isolation
         self.handle: SandboxHandle | None = None
+        self.waiting = False  # for its turn to start
         self.gateway = gateway  # where commands inside find it; (host, port)
         self._config = config
         self._request = request
         self._spec = spec
-        self._outside = gateway
         self._lifeline: socket.socket | None = None
-        self._relay: Relay | None = None
+        self._speaking = asyncio.Lock()  # one exchange at a time over the lifeline
+        self._owner = 0
+        self._network = Network(spec, gateway)
 
     async def start(self) -> SandboxHandle:
         """Boot it. Raises SandboxError with what the backend said."""
-        if self._lifeline is not None:
+        if self._lifeline is not None or self.waiting:
             raise SandboxError(f"sandbox {self._spec.sandbox_id} was started already", "create another")
+        self.waiting = True
+        try:
+            async with launcher().turns(self._config.starts_at_once):
+                self.waiting = False
+                return await self._boot()
+        finally:
+            self.waiting = False
+
+    async def _boot(self) -> SandboxHandle:
         self._lifeline = launcher().launch(self._request)
         self._lifeline.setblocking(False)
         try:
@@ -154,9 +116,10 @@ class Box:
             message = failed.message if failed else "its keeper ended"
             raise SandboxError(f"sandbox {self._spec.sandbox_id} did not start: {message}", failed.next_step if failed else "")
         if descriptors := received[1]:
-            self._relay = Relay(socket.socket(fileno=descriptors[0]), self._outside)
-            await self._relay.start()
-            self.gateway = ("127.0.0.1", self._spec.gateway_port)
+            await self._network.open(descriptors)
+            if self._spec.gateway_port:
+                self.gateway = ("127.0.0.1", self._spec.gateway_port)
+        self._owner = ready.owner
         self.handle = SandboxHandle(
             backend=self._request.backend,
             sandbox_id=self._spec.sandbox_id,
@@ -183,15 +146,23 @@ class Box:
         cwd: str = "",
         output_limit: int = client.OUTPUT_LIMIT,
         user: str = "",
+        on_output: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
         """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed.
 
-        Raises SandboxError where a `user` is named: all of this backend's commands run as the sandbox's own.
+        `user` is a name of the sandbox's /etc/passwd or a number. `on_output` is called on the event loop with each piece of
+        output as it comes; what it raises ends the command. Raises SandboxError where the sandbox has no such user, or can be
+        only one.
         """
-        if user:
-            raise SandboxError(f"this sandbox cannot run commands as the user {user!r}", "use a backend that has users")
         return await client.exec_async(
-            self._started(), argv, timeout=timeout, environment=environment, cwd=cwd, output_limit=output_limit
+            self._started(),
+            argv,
+            timeout=timeout,
+            environment=environment,
+            cwd=cwd,
+            output_limit=output_limit,
+            user=user,
+            on_output=on_output,
         )
 
     async def put(self, source: Path, target: str) -> None:
@@ -211,6 +182,113 @@ class Box:
         answer = await client.ask(self._started(), wire.Read(path=path, limit=limit), (), _ANSWER_SECONDS)
         return answer.data if isinstance(answer, wire.Content) else None
 
+    async def get(self, source: str, target: Path, limit: int = 100_000_000) -> Fetched:
+        """Copy a file or directory out to `target`, which must not exist; its files are this user's. Links and other special
+        files are skipped and named. Raises SandboxError beyond `limit` bytes; nothing is left of a copy that failed."""
+        handle = self._started()
+        try:
+            aside = Path(tempfile.mkdtemp(prefix=".whippletree-", dir=target.parent))
+        except OSError as error:
+            raise SandboxError(
+                f"{target.parent}: {error.strerror}", "give a path in a directory that can be written"
+            ) from error
+        try:
+            descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                message = wire.Get(path=source, limit=limit)
+                got = await client.ask(handle, message, (descriptor,), _ANSWER_SECONDS)
+            finally:
+                os.close(descriptor)
+            if os.path.lexists(target):
+                raise SandboxError(f"{target}: File exists", "give a path that does not exist")
+            (aside / Path(source).name).rename(target)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
+        assert isinstance(got, wire.Got)
+        return Fetched(files=got.files, bytes=got.bytes, skipped=got.skipped)
+
+    @property
+    def refusals(self) -> Sequence[NetworkRefusal]:
+        """What it tried to reach and may not: the latest 1,000, oldest first."""
+        return self._network.refusals
+
+    @property
+    def proxy_environment(self) -> dict[str, str]:
+        """Variables for the commands that may use the proxy; {} where there is none."""
+        return self._network.environment
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """Change what may be reached while it runs; what is open and no longer allowed is cut. Raises SandboxError for a list
+        that is not well-formed, and where nothing here holds the network."""
+        if self._started().backend == "process":
+            raise SandboxError(
+                "the network of a process sandbox is the host's: nothing holds it", "use a backend that isolates"
+            )
+        self._network.set(policy)
+
+    async def snapshot(self, directory: Path) -> Snapshot:
+        """Write its files, and its processes where that works, into `directory`, which must not exist. It goes on afterwards.
+
+        A snapshot of processes holds what commands left in the background; it waits for running ones, up to
+        `sandbox.snapshot_seconds`. Raises SandboxError, with nothing left of the snapshot.
+        """
+        handle = self._started()
+        try:
+            directory.mkdir(mode=0o700)
+        except OSError as error:
+            raise SandboxError(f"{directory}: {error.strerror}", "give a path that does not exist") from error
+        try:
+            frozen = await self._freeze(directory)
+            made = Snapshot(
+                directory=str(directory),
+                backend=handle.backend,
+                sandbox_id=handle.sandbox_id,
+                owner=self._owner,
+                workdir=self._request.workdir,
+                time=time.time(),
+                rootfs=self._spec.rootfs,
+                read_only=self._spec.read_only,
+                holds=frozen.holds,
+                reason=frozen.reason,
+                files_bytes=frozen.files_bytes,
+                processes_bytes=frozen.processes_bytes,
+                frozen_seconds=frozen.frozen_seconds,
+            )
+            (directory / RECORD).write_bytes(msgspec.json.encode(made))
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            raise
+        return made
+
+    async def _freeze(self, directory: Path) -> wire.Frozen:
+        wait = self._config.snapshot_seconds
+        message = wire.Freeze(directory=str(directory.absolute()), seconds=wait)
+        async with self._speaking:
+            lifeline = self._lifeline
+            assert lifeline is not None
+            try:
+                lifeline.send(wire.encode(message))
+                received = await client.receive(lifeline, wire.Assembler(), wait + _SNAPSHOT_SECONDS)
+            except (OSError, TimeoutError) as error:
+                raise SandboxError(f"sandbox {self._spec.sandbox_id} made no snapshot: {error or 'time is up'}") from error
+        if received is None:
+            raise SandboxError(f"sandbox {self._spec.sandbox_id} ended during its snapshot")
+        if isinstance(received[0], wire.Failed):
+            raise SandboxError(f"sandbox {self._spec.sandbox_id}: {received[0].message}", received[0].next_step)
+        assert isinstance(received[0], wire.Frozen)
+        return received[0]
+
+    async def usage(self) -> Usage:
+        """What it uses now, and has used."""
+        got = await client.ask(self._started(), wire.Measure(), (), _ANSWER_SECONDS)
+        assert isinstance(got, wire.Measured)
+        return Usage(
+            cpu_seconds=got.cpu_seconds,
+            memory_peak_bytes=got.memory_peak_bytes,
+            processes=got.processes,
+            disk_bytes=got.disk_bytes,
+        )
+
     async def kill_all(self) -> None:
         """End every process that was started inside; the sandbox and its files stay."""
         await client.ask(self._started(), wire.KillAll(), (), _ANSWER_SECONDS)
@@ -220,14 +298,16 @@ class Box:
         lifeline, self._lifeline = self._lifeline, None
         if lifeline is None:
             return
-        relay, self._relay = self._relay, None
         try:
-            if relay is not None:
-                await relay.close()
+            await self._network.close()
         finally:
             await self._end(lifeline)
 
     async def _end(self, lifeline: socket.socket) -> None:
+        async with self._speaking:
+            await self._say_stop(lifeline)
+
+    async def _say_stop(self, lifeline: socket.socket) -> None:
         with lifeline, contextlib.suppress(OSError, TimeoutError):  # closing the lifeline says the same
             lifeline.send(wire.encode(wire.Stop()))
             assembler = wire.Assembler()
@@ -238,9 +318,11 @@ class Box:
         await asyncio.to_thread(remove_left, folder, token=self._request.token)
 
 
-def build(config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway: tuple[str, int]) -> Box:
+def build(
+    config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway: tuple[str, int], snapshot: Snapshot | None = None
+) -> Box:
     """A sandbox of that backend, not started yet. Raises SandboxError for a spec that cannot be."""
-    _checked(spec)
+    _checked(spec, backend)
     request = wire.BoxRequest(
         backend=backend.kind,
         sandbox_id=spec.sandbox_id,
@@ -248,10 +330,15 @@ def build(config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway
         root=str(root_of(config)),
         workdir="/" + spec.workdir.strip("/"),
         bwrap=backend.bwrap,
+        runc=backend.runc,
+        criu=backend.criu,
+        rootfs=spec.rootfs,
+        restored=snapshot.directory if snapshot else "",
+        owner=snapshot.owner if snapshot else 0,
         files=spec.files,
         read_only=spec.read_only,
         environment=spec.environment,
-        gateway_port=spec.gateway_port,
+        ports=Network(spec, gateway).ports,
         memory_mb=spec.limits.memory_mb,
         processes=spec.limits.processes,
         open_files=spec.limits.open_files,

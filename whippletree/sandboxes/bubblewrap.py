@@ -1,8 +1,7 @@
 """The bubblewrap backend: own root, processes, IPC, host name and network; one way out, to the gateway.
 
 As root the commands run under a user number of the sandbox's own; an ordinary user's sandbox is in a user namespace, and its
-commands run as user 1000 there. In both, the init (a shell that waits for the end of its input) holds the PID namespace: when
-the keeper goes, its input ends, it exits, and the kernel kills all the rest.
+commands run as user 1000 there.
 
 Invariants (tests/sandboxes/): nothing of the host's /home, /root, /var, /run or other directories is visible but what the spec
 binds; no capability, no new privilege; nothing but 127.0.0.1 in the network; the init cannot be killed from inside.
@@ -10,32 +9,22 @@ binds; no capability, no new privilege; nothing but 127.0.0.1 in the network; th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import signal
 import socket
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from whippletree.sandboxes import cgroups, kernel, machine
-from whippletree.sandboxes.wire import BoxRequest, receive_some
+from whippletree.sandboxes import checkpoint, hostroot, kernel, machine
+from whippletree.sandboxes.hostroot import HOME
+from whippletree.sandboxes.namespaced import NamespacedMachine
+from whippletree.sandboxes.wire import BoxRequest, Frozen, receive_some
 
-HOME = "/home/agent"
 _INIT = "trap '' HUP INT QUIT TERM; echo ready; exec >/dev/null 2>&1; while read -r line; do :; done"
-_MERGED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_ETC = (
-    *("alternatives", "ca-certificates", "crypto-policies", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "magic"),
-    *("mime.types", "pki/ca-trust", "pki/tls/certs", "pki/tls/openssl.cnf", "profile.d", "protocols", "services", "shells"),
-    *("ssl/certs", "ssl/openssl.cnf", "terminfo"),
-)
 _BOOT_SECONDS = 15.0
-_FIRST_UID = 200_000
-_UIDS = 100_000
 
 
 class _Info(msgspec.Struct):
@@ -44,29 +33,14 @@ class _Info(msgspec.Struct):
     child_pid: int = msgspec.field(name="child-pid")
 
 
-class BubblewrapMachine:
+class BubblewrapMachine(NamespacedMachine):
     """One sandbox of bubblewrap, seen from its keeper."""
 
-    separate = True
-    base = "/"
-
     def __init__(self, request: BoxRequest, directories: tuple[str, ...]) -> None:
-        self._request = request
-        self._memory_held = cgroups.limits_memory(directories)
-        self._root = os.geteuid() == 0
-        self._host = kernel.pid_namespace()
-        uid = _FIRST_UID + zlib.crc32(f"{request.root}/{request.sandbox_id}".encode()) % _UIDS if self._root else 1000
-        self.owner = (uid, uid)
-        self.pid = 0
-        self.workdir = request.workdir
-        base = {"PATH": machine.PATH, "HOME": HOME, "USER": "agent", "LANG": "C.UTF-8", "SHELL": "/bin/sh"}
-        self.environment = base | request.environment
-        self._monitor = 0
-        self._pidfd = -1
-        self._flags = 0
-        self._lifeline: socket.socket | None = None
+        super().__init__(request, directories)
+        self.disks: tuple[str, ...] = ("/tmp", "/logs", HOME, request.workdir)
 
-    def boot(self) -> int | None:
+    def boot(self) -> list[int]:
         """Start bwrap and wait until the init inside says that it runs; then give the writable directories to the agent."""
         ours, theirs = socket.socketpair()
         post, office = socket.socketpair()
@@ -89,7 +63,7 @@ class BubblewrapMachine:
                 os.write(errors, str(error).encode())
                 return 1
 
-        self._monitor = machine.fork(guarded)
+        machine.fork(guarded)
         for end in (theirs, office):
             end.close()
         for descriptor in (say, tell):
@@ -98,30 +72,34 @@ class BubblewrapMachine:
         try:
             if not _ready(said):
                 raise machine.BootError(f"bwrap: {_text(errors) or 'no answer'}")
-            self.pid = msgspec.json.decode(os.read(told, 65536), type=_Info).child_pid
-            self._pidfd = os.pidfd_open(self.pid)
-            self._flags = kernel.foreign_namespaces(self.pid)
-            listeners = receive_some(post)[1] if self._request.gateway_port else []
+            self._found(msgspec.json.decode(os.read(told, 65536), type=_Info).child_pid)
+            listeners = receive_some(post)[1] if self._request.ports else []
         finally:
             post.close()
             for descriptor in (said, told, errors):
                 os.close(descriptor)
-        return listeners[0] if listeners else None
+        if self._request.restored:
+            checkpoint.unpack(self, Path(self._request.restored))
+        return listeners
+
+    def busy(self) -> bool:
+        """Running commands stand still with all else."""
+        return False
+
+    def snapshot(self, directory: Path) -> Frozen:
+        """Files only: its terminal device is bound from outside, which criu does not restore."""
+        return checkpoint.of_tmpfs(self, self.disks, directory)
 
     def _prepare(self, office: socket.socket) -> None:
-        """In bwrap's process to be: the network namespace and, inside it, the listener."""
+        """In bwrap's process to be: the network namespace and, inside it, the listeners."""
         uid, gid = os.geteuid(), os.getegid()
         machine.oom_score(machine.LIKE_ANY_OTHER)
         kernel.unshare(kernel.CLONE_NEWNET if self._root else kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET)
         if not self._root:
             kernel.map_to_root(uid, gid)
         kernel.raise_loopback()
-        if self._request.gateway_port:
-            with socket.socket() as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(("127.0.0.1", self._request.gateway_port))
-                listener.listen(128)
-                socket.send_fds(office, [b"l"], [listener.fileno()])
+        if self._request.ports:
+            machine.send_listeners(office, self._request.ports)
 
     def _arguments(self, info: int) -> Iterator[str]:
         request = self._request
@@ -130,15 +108,15 @@ class BubblewrapMachine:
         if not self._root:
             yield from ("--unshare-user", "--uid", "1000", "--gid", "1000")
         yield from ("--ro-bind", "/usr", "/usr")
-        for path in _MERGED:
-            if os.path.islink(path):  # noqa: PTH114
-                yield from ("--symlink", str(Path(path).readlink()), path)
-            else:
+        for path, target in hostroot.links():
+            yield from ("--symlink", target, path)
+        for path in hostroot.MERGED:
+            if not os.path.islink(path):  # noqa: PTH114
                 yield from ("--ro-bind-try", path, path)
         yield from self._shadows()
-        for name in _ETC:
+        for name in hostroot.ETC:
             yield from _binding("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
-        for path, text in self._etc().items():
+        for path, text in (hostroot.accounts(self.owner) | hostroot.names() | hostroot.lookups()).items():
             yield from ("--perms", "0644", "--file", str(_memory(text)), path)
         yield from ("--proc", "/proc", "--dev", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp")
         size = ("--size", str(request.space_mb << 20)) if request.space_mb else ()
@@ -146,9 +124,7 @@ class BubblewrapMachine:
             yield from (*size, "--perms", mode, "--tmpfs", path)
         for host, inside in request.read_only:
             yield from _binding("--ro-bind", host, inside)
-        # bash reaps orphans while it waits for its input; another shell leaves them as zombies until the sandbox ends
-        shell = "/usr/bin/bash" if os.path.exists("/usr/bin/bash") else "/bin/sh"  # noqa: PTH110
-        yield from ("--clearenv", "--chdir", "/", shell, "-c", _INIT)
+        yield from ("--clearenv", "--chdir", "/", str(hostroot.shell()), "-c", _INIT)
 
     def _shadows(self) -> Iterator[str]:
         """Where files of the spec go below /usr, which is the host's: a private directory, with links to what it hides."""
@@ -165,67 +141,6 @@ class BubblewrapMachine:
             yield from ("--perms", "0755", "--tmpfs", str(directory))
             for entry in sorted(directory.iterdir()):
                 yield from ("--symlink", f"{hidden}/{entry.name}", str(entry))
-
-    def _etc(self) -> dict[str, str]:
-        uid, gid = self.owner
-        nobody = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-        return {
-            "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:{uid}:{gid}:agent:{HOME}:/bin/sh\n{nobody}",
-            "/etc/group": f"root:x:0:\nagent:x:{gid}:\nnogroup:x:65534:\n",
-            "/etc/hosts": "127.0.0.1 localhost sandbox\n",
-            "/etc/hostname": "sandbox\n",
-            "/etc/resolv.conf": "",
-            "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-        }
-
-    def enter(self) -> None:
-        """Join every namespace at once; the next fork is inside. The init's input stays the keeper's alone."""
-        if self._lifeline is not None:
-            self._lifeline.close()
-        machine.oom_score(machine.LIKE_ANY_OTHER)
-        kernel.setns(self._pidfd, self._flags)
-
-    def argument(self, text: str) -> str:
-        """Paths inside are what they say."""
-        return text
-
-    def directory(self, text: str) -> str:
-        """Paths inside are what they say."""
-        return text
-
-    def become_agent(self) -> None:
-        """Limits, then the sandbox's user without capabilities (in a user namespace executing a program takes them)."""
-        machine.apply_limits(self._request, address_space=not self._memory_held, processes=True)
-        machine.give_up_privileges(self.owner[0] if self._root else None)
-
-    def kill_all(self) -> None:
-        """Everything in the PID namespace but its init, by one call that no fork can outrun; again until all have gone."""
-        self.enter()
-
-        def kill() -> int:
-            if kernel.pid_namespace() == self._host:
-                return 1  # never on the host
-            deadline = time.monotonic() + machine.KILL_SECONDS
-            try:
-                while time.monotonic() < deadline:
-                    os.kill(-1, signal.SIGKILL)
-                    time.sleep(0.001)
-            except ProcessLookupError:
-                return 0  # all have gone, and were reaped
-            return 1
-
-        _, status = os.waitpid(machine.fork(kill), 0)
-        if status:
-            raise ValueError(f"the processes of the sandbox could not be killed (status {status})")
-
-    def stop(self) -> None:
-        """Kill the init, and with it all inside; then what still serves clients, and bwrap itself."""
-        if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        if self._lifeline is not None:
-            self._lifeline.close()
-        machine.end_descendants()
 
 
 def _binding(how: str, host: str, inside: str) -> Iterator[str]:

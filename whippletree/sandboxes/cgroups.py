@@ -11,12 +11,14 @@ import os
 import signal
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
 PREFIX = "whippletree-"
+INNER = "box"
 
 
 class CgroupError(Exception):
@@ -86,6 +88,63 @@ def create(name: str, parent: str, *, memory_mb: int, processes: int) -> tuple[s
     return tuple(made)
 
 
+def inner_path(name: str, parent: str) -> str:
+    """Path, in every hierarchy, of the cgroup in which another program starts a sandbox of that name."""
+    return f"/{(parent or _own('pids', False)).strip('/')}/{name}/{INNER}".replace("//", "/")
+
+
+def every(path: str) -> tuple[str, ...]:
+    """Directories that a cgroup of that path may have, in any hierarchy; the inner ones first."""
+    points = [line.split(" ")[4] for line in _MOUNTS.read_text(encoding="utf-8").splitlines() if " - cgroup" in line]
+    inner = tuple(f"{point}{path}" for point in points)
+    return inner + tuple(os.path.dirname(directory) for directory in inner)  # noqa: PTH120
+
+
+def _freezer(path: str) -> Path:
+    """The cgroup of that path whose processes are frozen together."""
+    inner = [directory for directory in every(path) if directory.endswith(f"/{INNER}")]
+    return Path(next((directory for directory in inner if "/freezer/" in directory), inner[0]))
+
+
+def gather(path: str, pids: Callable[[], list[int]]) -> None:
+    """Move processes into the cgroup at `path` that freezes them, until all that `pids` gives are in it. Raises OSError."""
+    target = _freezer(path) / "cgroup.procs"
+    while missing := {str(pid) for pid in pids()} - set(_read(target).split()):
+        for pid in missing:
+            with contextlib.suppress(ProcessLookupError):
+                target.write_text(pid, encoding="ascii")
+
+
+def take_over(path: str, directories: tuple[str, ...]) -> None:
+    """Move all processes of the cgroup at `path` into these, until none is left to move. Raises OSError."""
+    source = _freezer(path)
+    moved: set[str] = set()
+    while fresh := set(_read(source / "cgroup.procs").split()) - moved:
+        for pid in fresh:
+            for directory in directories:
+                with contextlib.suppress(ProcessLookupError):
+                    (Path(directory) / "cgroup.procs").write_text(pid, encoding="ascii")
+        moved |= fresh
+
+
+def cpu_seconds(directories: tuple[str, ...]) -> float | None:
+    """CPU time of all that ever ran in these cgroups; None where none of them counts it (version 1 would take another one)."""
+    for directory in directories:
+        fields = dict(line.split() for line in _read(Path(directory) / "cpu.stat").splitlines() if len(line.split()) == 2)
+        if "usage_usec" in fields:
+            return int(fields["usage_usec"]) / 1e6
+    return None
+
+
+def memory_peak(directories: tuple[str, ...]) -> int | None:
+    """The most bytes that these cgroups ever held; None where none of them counts it."""
+    for directory in directories:
+        for name in ("memory.max_usage_in_bytes", "memory.peak"):
+            if text := _read(Path(directory) / name):
+                return int(text)
+    return None
+
+
 def _limit(directory: Path, controller: str, limit: int, version2: bool) -> None:
     names = {"memory": "memory.max" if version2 else "memory.limit_in_bytes", "pids": "pids.max"}
     (directory / names[controller]).write_text(str(limit), encoding="ascii")
@@ -111,7 +170,15 @@ def leave(directories: tuple[str, ...]) -> None:
 
 def limits_memory(directories: tuple[str, ...]) -> bool:
     """True when one of these cgroups holds its processes' memory."""
-    names = ("memory.max", "memory.limit_in_bytes")
+    return _any_has(directories, ("memory.max", "memory.limit_in_bytes"))
+
+
+def limits_processes(directories: tuple[str, ...]) -> bool:
+    """True when one of these cgroups bounds how many processes there are."""
+    return _any_has(directories, ("pids.max",))
+
+
+def _any_has(directories: tuple[str, ...], names: tuple[str, ...]) -> bool:
     return any(os.path.exists(os.path.join(directory, name)) for directory in directories for name in names)  # noqa: PTH110, PTH118
 
 

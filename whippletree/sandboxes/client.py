@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from whippletree.errors import SandboxError
@@ -25,6 +25,7 @@ TIMED_OUT = 124
 _KILLED = -9
 _GRACE_SECONDS = 10.0
 _CHUNK = 65536
+OnOutput = Callable[[bytes], None]
 _GONE = "it was stopped, or its controller or keeper ended; start another"
 
 
@@ -42,7 +43,9 @@ def connect(handle: SandboxHandle) -> socket.socket:
 class Exchange:
     """One command as its client sees it: the output so far, and how it stands. No I/O but reading what is there."""
 
-    def __init__(self, handle: SandboxHandle, connection: socket.socket, output: int, limit: int) -> None:
+    def __init__(
+        self, handle: SandboxHandle, connection: socket.socket, output: int, limit: int, listener: OnOutput | None
+    ) -> None:
         self.connection = connection
         self.output = output
         self.open = True  # the output may bring more
@@ -51,6 +54,7 @@ class Exchange:
         self.timed_out = False
         self._handle = handle
         self._limit = limit
+        self._listener = listener
         self._started = time.monotonic()
         self._data = bytearray()
         self._truncated = False
@@ -73,6 +77,8 @@ class Exchange:
         room = self._limit - len(self._data)
         self._data += data[:room]
         self._truncated = self._truncated or len(data) > room
+        if self._listener is not None and room > 0:
+            self._listener(data[:room])
         return True
 
     def read_messages(self) -> None:
@@ -118,7 +124,7 @@ class Exchange:
 
 
 @contextlib.contextmanager
-def exchange(handle: SandboxHandle, message: wire.Exec, limit: int) -> Iterator[Exchange]:
+def exchange(handle: SandboxHandle, message: wire.Exec, limit: int, listener: OnOutput | None = None) -> Iterator[Exchange]:
     """Start a command; whatever is left of it when the block ends is killed."""
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(connect(handle))
@@ -132,19 +138,21 @@ def exchange(handle: SandboxHandle, message: wire.Exec, limit: int) -> Iterator[
         finally:
             os.close(inside)
         connection.setblocking(False)
-        yield Exchange(handle, connection, output, limit)
+        yield Exchange(handle, connection, output, limit, listener)
 
 
-def _message(handle: SandboxHandle, argv: Sequence[str], environment: Mapping[str, str] | None, cwd: str) -> wire.Exec:
+def _message(
+    handle: SandboxHandle, argv: Sequence[str], environment: Mapping[str, str] | None, cwd: str, user: str
+) -> wire.Exec:
     names = dict(handle.environment) | dict(environment or {})
     try:
         words = tuple(os.fsencode(word) for word in argv)
-        flat = b"".join((*words, cwd.encode(), *(f"{name}={value}".encode() for name, value in names.items())))
+        flat = b"".join((*words, cwd.encode(), user.encode(), *(f"{name}={value}".encode() for name, value in names.items())))
     except UnicodeEncodeError as error:
         raise SandboxError(f"a command cannot be passed on: {error}", "use text that can be encoded") from error
     if not words or b"\0" in flat:
         raise SandboxError("a command cannot be passed on: it is empty, or holds a null byte", "mend the command")
-    return wire.Exec(argv=words, cwd=cwd or handle.workdir, environment=names)
+    return wire.Exec(argv=words, cwd=cwd or handle.workdir, environment=names, user=user)
 
 
 class SyncExec:
@@ -161,12 +169,16 @@ class SyncExec:
         environment: Mapping[str, str] | None = None,
         cwd: str = "",
         output_limit: int = OUTPUT_LIMIT,
+        user: str = "",
+        on_output: OnOutput | None = None,
     ) -> ExecResult:
         """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed.
 
-        Raises SandboxError when the sandbox is gone or a kill does not take.
+        `on_output` is called on this thread; what it raises ends the command. Raises SandboxError when the sandbox is gone, has
+        no such user, or a kill does not take.
         """
-        with exchange(self.handle, _message(self.handle, argv, environment, cwd), output_limit) as run:
+        message = _message(self.handle, argv, environment, cwd, user)
+        with exchange(self.handle, message, output_limit, on_output) as run:
             if not _drive(run, time.monotonic() + timeout):
                 run.timed_out = True
                 run.tell(kill=True)
@@ -204,9 +216,11 @@ async def exec_async(
     environment: Mapping[str, str] | None = None,
     cwd: str = "",
     output_limit: int = OUTPUT_LIMIT,
+    user: str = "",
+    on_output: OnOutput | None = None,
 ) -> ExecResult:
     """As SyncExec.exec, on the running loop. Cancelling it kills the command."""
-    with exchange(handle, _message(handle, argv, environment, cwd), output_limit) as run:
+    with exchange(handle, _message(handle, argv, environment, cwd, user), output_limit, on_output) as run:
         if not await _watch(run, timeout):
             run.timed_out = True
             run.tell(kill=True)
@@ -223,7 +237,13 @@ async def _watch(run: Exchange, timeout: float) -> bool:
     connection = run.connection.fileno()
 
     def on_output() -> None:
-        run.read_output()
+        try:
+            run.read_output()
+        except Exception as error:  # noqa: BLE001  (what the caller's `on_output` raised; it is raised there again)
+            loop.remove_reader(run.output)
+            if not done.done():
+                done.set_exception(error)
+            return
         if not run.open:
             loop.remove_reader(run.output)
         settle()

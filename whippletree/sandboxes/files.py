@@ -1,23 +1,26 @@
-"""Copy into and read out of a sandbox, from inside its mount namespace, without following a symbolic link.
+"""Copy into and out of a sandbox, and read from it, from inside its mount namespace, without following a symbolic link.
 
-Sources are descriptors that were opened on the host, so that nothing of the host is looked up by name in here. `base` is "/"
-in a mount namespace and the private folder of a process sandbox.
+What is of the host comes as descriptors that were opened there, so that nothing of the host is looked up by name in here.
+`base` is "/" in a mount namespace and the private folder of a process sandbox.
 
 Invariants (tests/sandboxes/test_sandbox_files.py):
 - no component of a path inside is followed when it is a symbolic link, neither for reading nor for writing;
 - a copy never replaces a file; only regular files and directories are copied, links as links;
-- only regular files are read, and reading never blocks.
+- only regular files are read, and reading never blocks;
+- a copy out ends at its limits of bytes, entries and depth; it holds regular files and directories, and names what it skipped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import stat
 from collections.abc import Iterator
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
+_ENTRIES, _DEPTH, _NAMED = 100_000, 100, 100
 
 
 def parts_of(path: str) -> list[str]:
@@ -58,6 +61,114 @@ def read(base: str, path: str, limit: int) -> bytes | None:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise ValueError(f"{path}: not a regular file")
         return file.read(limit)
+
+
+@dataclasses.dataclass
+class Found:
+    """What a copy out found so far. `skipped` names at most 100."""
+
+    limit: int
+    files: int = 0
+    bytes: int = 0
+    entries: int = 0
+    skipped: list[str] = dataclasses.field(default_factory=list)
+
+    def count(self, path: str) -> None:
+        """One more entry. Raises ValueError past the limit."""
+        self.entries += 1
+        if self.entries > _ENTRIES:
+            raise ValueError(f"{path}: there are more than {_ENTRIES} entries")
+
+    def take(self, path: str, size: int) -> None:
+        """Further bytes of a file. Raises ValueError past the limit."""
+        self.bytes += size
+        if self.bytes > self.limit:
+            raise ValueError(f"{path}: there are more than {self.limit} bytes")
+
+    def skip(self, path: str) -> None:
+        """What is neither a regular file nor a directory."""
+        if len(self.skipped) < _NAMED:
+            self.skipped.append(path)
+
+
+def get(base: str, path: str, target: int, limit: int) -> Found:
+    """Copy the file or directory at `path` into the directory behind `target`. Raises OSError, ValueError."""
+    *above, last = parts_of(path) or [""]
+    if not last:
+        raise ValueError(f"{path}: give a file or directory below it")
+    found = Found(limit)
+    with _walk(base, above, None) as directory:
+        _fetch(directory, target, last, found)
+    if not found.files and found.skipped == [last]:
+        raise ValueError(f"{path}: neither a regular file nor a directory")
+    return found
+
+
+def _fetch(source: int, target: int, path: str, found: Found) -> None:
+    """Copy the last component of `path` from one directory to the other. Links and special files are skipped; opening never
+    blocks."""
+    name = path.rpartition("/")[2]
+    found.count(path)
+    mode = os.stat(name, dir_fd=source, follow_symlinks=False).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        found.skip(path)
+        return
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source)
+    try:
+        mode = os.fstat(handle).st_mode  # of what was opened
+        if stat.S_ISDIR(mode):
+            if path.count("/") >= _DEPTH:
+                raise ValueError(f"{path}: deeper than {_DEPTH} directories")
+            os.mkdir(name, 0o755, dir_fd=target)
+            into = os.open(name, _DIRECTORY, dir_fd=target)
+            try:
+                for entry in sorted(os.listdir(handle)):  # noqa: PTH208  (a descriptor)
+                    _fetch(handle, into, f"{path}/{entry}", found)
+            finally:
+                os.close(into)
+        elif stat.S_ISREG(mode):
+            _fetch_file(handle, target, path, found)
+    finally:
+        os.close(handle)
+
+
+def _fetch_file(source: int, directory: int, path: str, found: Found) -> None:
+    name = path.rpartition("/")[2]
+    mode = 0o755 if os.fstat(source).st_mode & 0o111 else 0o644
+    target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory)
+    try:
+        found.files += 1
+        while chunk := os.read(source, _CHUNK):
+            found.take(path, len(chunk))
+            _write(target, chunk)
+    finally:
+        os.close(target)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def held(path: str) -> int:
+    """Bytes that the file system at `path` holds."""
+    status = os.statvfs(path)
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+
+def size(path: str) -> int:
+    """Bytes on disk of all files below a directory, each once; what vanishes meanwhile is not counted."""
+    total = 0
+    seen: set[int] = set()
+    for above, directories, names in os.walk(path):
+        for name in (*directories, *names):
+            with contextlib.suppress(OSError):
+                status = os.lstat(f"{above}/{name}")
+                if status.st_ino not in seen:
+                    seen.add(status.st_ino)
+                    total += status.st_blocks * 512
+    return total
 
 
 def put(base: str, source: int, target: str, owner: tuple[int, int]) -> None:
@@ -115,9 +226,7 @@ def _copy_file(source: int, directory: int, name: str, owner: tuple[int, int]) -
     target = os.open(name, flags, mode, dir_fd=directory)
     try:
         while chunk := os.read(source, _CHUNK):
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(target, view) :]
+            _write(target, chunk)
         os.fchmod(target, mode)
         os.fchown(target, *owner)
     finally:

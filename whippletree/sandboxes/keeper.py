@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import stat
+import time
 from pathlib import Path
 
 import msgspec
@@ -21,8 +22,10 @@ import msgspec
 from whippletree.sandboxes import cgroups, files, kernel, machine, runner, wire
 from whippletree.sandboxes.bubblewrap import BubblewrapMachine
 from whippletree.sandboxes.process import ProcessMachine
+from whippletree.sandboxes.runc import RuncMachine
 
 CONTROL, LOCK, STATE = "control", "lock", "state.json"
+IMAGE_LOCK = "image.lock"
 _CGROUP_SECONDS = 5.0
 
 
@@ -78,32 +81,43 @@ class Keeper:
         self._channel = channel
         self._folder = folder
         self._cgroups: tuple[str, ...] = ()
+        self._inner = ""  # path of the cgroup that another program makes for it
         self._box: machine.Machine | None = None
+        self._helpers: set[int] = set()  # children that serve clients
         self._door = socket.socket(socket.AF_UNIX)
         self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._image = _hold_image(request.rootfs)
 
     def open(self) -> None:
         """Make everything and say so. Raises what the parts raise; the caller then removes it."""
         request = self._request
+        self._inner = cgroups.inner_path(cgroups.name_of(request.root, request.sandbox_id), request.cgroup)
         self._cgroups = _make_cgroups(request)
         # Joined once, here: whatever is forked for the sandbox is born in them. A move per command would make all sandboxes
         # of the machine wait for each other in the kernel.
         cgroups.join(self._cgroups)
         machine.oom_score(machine.KEPT_FROM_OOM)
         self._note(0)
-        kind = BubblewrapMachine if request.backend == "bubblewrap" else ProcessMachine
-        box: machine.Machine = kind(request, self._cgroups)
+        box = _machine(request, self._cgroups, self._inner)
         self._box = box
-        listener = box.boot()
+        listeners = box.boot()
         self._note(box.pid)
         self._fill(box)
         self._door.bind(str(self._folder / CONTROL))
         self._door.listen(128)
-        ready = wire.Ready(pid=box.pid, workdir=box.workdir, environment=box.environment, cgroups=self._cgroups)
-        self._channel.send(ready, (listener,) if listener is not None else ())
-        if listener is not None:
-            os.close(listener)
+        ready = wire.Ready(
+            pid=box.pid, workdir=box.workdir, environment=box.environment, cgroups=self._cgroups, owner=box.owner[0]
+        )
+        self._channel.send(ready, tuple(listeners))
+        wire.close(listeners)
+
+    @property
+    def _all_cgroups(self) -> tuple[str, ...]:
+        """Its cgroups, and those that runc makes; the inner ones first."""
+        if self._request.backend != "runc":
+            return self._cgroups
+        return tuple(dict.fromkeys((*cgroups.every(self._inner), *self._cgroups)))
 
     def _note(self, pid: int) -> None:
         kept = Kept(
@@ -111,7 +125,7 @@ class Keeper:
             keeper=os.getpid(),
             pid=pid,
             token=self._request.token,
-            cgroups=self._cgroups,
+            cgroups=self._all_cgroups,
         )
         (self._folder / STATE).write_bytes(msgspec.json.encode(kept))
 
@@ -123,7 +137,8 @@ class Keeper:
         def inside() -> int:
             answer = wire.Channel(theirs)
             try:
-                _adopt(box, self._request.workdir)
+                if not self._request.restored:
+                    _adopt(box, self._request.workdir)
                 for source, target in sources:
                     files.put(box.base, source, target, box.owner)
             except (OSError, ValueError) as error:
@@ -161,14 +176,32 @@ class Keeper:
             ready = {descriptor for descriptor, _ in poll.poll()}
             if self._channel.socket.fileno() in ready:
                 try:
-                    return self._channel.receive() is not None
+                    received = self._channel.receive()
+                    if received is None or not isinstance(received[0], wire.Freeze):
+                        return received is not None
+                    self._channel.send(self._freeze(received[0]))
                 except OSError:
                     return False
             if woken in ready:
                 os.read(woken, 4096)
-                _reap()
+                self._helpers -= _reaped()
             if self._door.fileno() in ready:
                 self._answer()
+
+    def _freeze(self, message: wire.Freeze) -> wire.Message:
+        """A snapshot, once no command runs; no client is served meanwhile."""
+        box = self._box
+        assert box is not None
+        deadline = time.monotonic() + message.seconds
+        while self._helpers or box.busy():
+            self._helpers -= _reaped()
+            if time.monotonic() > deadline:
+                return wire.Failed(message="commands are running", next_step="snapshot between commands, or end them")
+            time.sleep(0.01)
+        try:
+            return box.snapshot(Path(message.directory))
+        except (OSError, ValueError, machine.BootError) as error:
+            return wire.Failed(message=f"no snapshot: {error}")
 
     def _answer(self) -> None:
         connection, _ = self._door.accept()
@@ -181,11 +214,11 @@ class Keeper:
             self._channel.socket.close()
             os.close(self._lock)
             try:
-                return runner.serve(wire.Channel(connection), box)
+                return runner.serve(wire.Channel(connection), box, self._helpers)
             except OSError:
                 return 1  # the client went before its answer
 
-        machine.fork(body)
+        self._helpers.add(machine.fork(body))
         connection.close()
 
     def remove(self) -> None:
@@ -195,8 +228,30 @@ class Keeper:
             with contextlib.suppress(ValueError):  # what outlives its kill is tried again by cgroup
                 self._box.stop()
         cgroups.leave(self._cgroups)
-        cgroups.remove(self._cgroups, seconds=_CGROUP_SECONDS)
+        cgroups.remove(self._all_cgroups, seconds=_CGROUP_SECONDS)
         remove_folder(self._folder)
+        if self._image >= 0:
+            os.close(self._image)
+
+
+def _hold_image(rootfs: str) -> int:
+    """Hold the lock of a cached image, which is not removed then; -1 where there is none."""
+    try:
+        lock = os.open(Path(rootfs).parent / IMAGE_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
+
+
+def _machine(request: wire.BoxRequest, directories: tuple[str, ...], inner: str) -> machine.Machine:
+    match request.backend:
+        case "bubblewrap":
+            return BubblewrapMachine(request, directories)
+        case "runc":
+            return RuncMachine(request, directories, inner)
+        case "process":
+            return ProcessMachine(request, directories)
 
 
 def _adopt(box: machine.Machine, workdir: str) -> None:
@@ -218,12 +273,13 @@ def _make_cgroups(request: wire.BoxRequest) -> tuple[str, ...]:
         return ()  # the limits of the processes themselves stand alone; `probe` says so
 
 
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
+def _reaped() -> set[int]:
+    """Collect the children that have ended; their pids."""
+    found: set[int] = set()
+    with contextlib.suppress(ChildProcessError):
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            found.add(pid)
+    return found
 
 
 def remove_folder(folder: Path) -> None:

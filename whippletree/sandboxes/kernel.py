@@ -20,6 +20,12 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_REC = 0x4000
+MS_SLAVE = 0x80000
+_MNT_DETACH = 2
+
 NAMESPACES = {
     "user": CLONE_NEWUSER,
     "mnt": CLONE_NEWNS,
@@ -30,6 +36,10 @@ NAMESPACES = {
     "cgroup": CLONE_NEWCGROUP,
 }
 
+# chown, dac_override, fowner, kill, setgid, setuid: what root of a sandbox may do, to its own files, users and processes
+ROOT_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7
+
+_CAPABILITY_VERSION_3 = 0x20080522
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -58,6 +68,17 @@ def setns(descriptor: int, flags: int) -> None:
     _check(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(flags)), "setns")
 
 
+def mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
+    """mount(2) in the caller's mount namespace."""
+    words = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _check(_libc.mount(*words), f"mount {kind} at {target}")
+
+
+def unmount(target: str) -> None:
+    """umount2(2), detached: it goes when nobody uses it any more."""
+    _check(_libc.umount2(target.encode(), ctypes.c_int(_MNT_DETACH)), f"umount {target}")
+
+
 def _prctl(option: int, argument: int) -> int:
     zero = ctypes.c_ulong(0)
     return int(_libc.prctl(ctypes.c_int(option), ctypes.c_ulong(argument), zero, zero, zero))
@@ -73,14 +94,23 @@ def forbid_new_privileges() -> None:
     _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
-def drop_capability_bounds() -> None:
-    """No capability can ever be gained again; needs CAP_SETPCAP, without which the bound stays as it is."""
+def drop_capability_bounds(kept: int = 0) -> None:
+    """No capability but those of the mask `kept` can ever be gained again; needs CAP_SETPCAP, without which the bound stays."""
     for capability in range(64):
+        if kept >> capability & 1:
+            continue
         if _prctl(_PR_CAPBSET_DROP, capability) == -1:
             number = ctypes.get_errno()
             if number == _EINVAL:
                 return  # past the last capability of this kernel
             raise OSError(number, f"prctl(PR_CAPBSET_DROP): {os.strerror(number)}")
+
+
+def keep_capabilities(mask: int) -> None:
+    """Hold no other capabilities than these (permitted and effective; none can be inherited)."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    _check(_libc.capset(header, struct.pack("=6I", low, low, 0, high, high, 0)), "capset")
 
 
 def map_to_root(uid: int, gid: int) -> None:
@@ -112,8 +142,9 @@ def pid_namespace() -> int:
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
-def descendants(pid: int) -> list[int]:
-    """All living descendants of `pid`, by one scan of /proc."""
+def children_of(*, ended: bool = False) -> dict[int, list[int]]:
+    """Living processes by their parent, from one scan of /proc; with those that have ended and were not reaped yet, if wanted.
+    In a PID namespace, parent 0 is outside."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208  (names are all that is wanted)
         if not entry.isdigit():
@@ -122,8 +153,25 @@ def descendants(pid: int) -> list[int]:
             fields = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except OSError:
             continue  # it ended meanwhile
-        if fields[0] != "Z":
+        if ended or fields[0] != "Z":
             children.setdefault(int(fields[1]), []).append(int(entry))
+    return children
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """CPU time of a process, and of those of its children that it has reaped; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0.0, 0.0
+    ticks = os.sysconf("SC_CLK_TCK")
+    own, own_kernel, reaped, reaped_kernel = (int(field) / ticks for field in fields[11:15])
+    return own + own_kernel, reaped + reaped_kernel
+
+
+def descendants(pid: int, *, ended: bool = False) -> list[int]:
+    """All living descendants of `pid`; with those that have ended and were not reaped yet, if wanted."""
+    children = children_of(ended=ended)
     found: list[int] = []
     waiting = [pid]
     while waiting:

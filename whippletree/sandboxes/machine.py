@@ -6,15 +6,20 @@ import contextlib
 import os
 import resource
 import signal
+import socket
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 from whippletree.sandboxes import kernel
-from whippletree.sandboxes.wire import BoxRequest
+from whippletree.sandboxes.accounts import Account
+from whippletree.sandboxes.wire import BoxRequest, Frozen
 
 KILL_SECONDS = 5.0
 KEPT_FROM_OOM, LIKE_ANY_OTHER = -1000, 0  # oom scores of a keeper, and of what it starts
+COPY_SECONDS = 300.0  # for copies of whole layers
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -31,9 +36,11 @@ class Machine(Protocol):
     workdir: str
     environment: dict[str, str]
     separate: bool  # True: what enters must fork once more to be inside
+    cgroups: tuple[str, ...]  # directories of its cgroups
+    disks: tuple[str, ...]  # its private file systems, as paths inside; () where it is one folder
 
-    def boot(self) -> int | None:
-        """Start it. The listener of the gateway port inside, if one was asked for."""
+    def boot(self) -> list[int]:
+        """Start it. Listeners inside for the request's ports, in their order; none where the network is the host's."""
         ...
 
     def enter(self) -> None:
@@ -48,12 +55,28 @@ class Machine(Protocol):
         """A directory inside, as the command must see it."""
         ...
 
-    def become_agent(self) -> None:
-        """Take the last privileges from the calling process, and give it the limits of the sandbox."""
+    def account(self, user: str) -> Account:
+        """The user of that name or number; "" is the sandbox's own. Called inside. Raises ValueError."""
+        ...
+
+    def become(self, account: Account) -> None:
+        """Make the calling process that user's, without further privileges and with the limits of the sandbox."""
+        ...
+
+    def count_processes(self, helpers: Collection[int]) -> int:
+        """How many processes run that commands started; `helpers` serve clients. Called inside."""
         ...
 
     def kill_all(self) -> None:
         """End every process inside but the init. Called in a child of the keeper."""
+        ...
+
+    def busy(self) -> bool:
+        """Whether commands run that a snapshot must wait for. Called in the keeper."""
+        ...
+
+    def snapshot(self, directory: Path) -> Frozen:
+        """Write down what it holds. Called in the keeper. Raises ValueError, OSError, BootError."""
         ...
 
     def stop(self) -> None:
@@ -78,16 +101,51 @@ def apply_limits(request: BoxRequest, *, address_space: bool, processes: bool) -
         resource.setrlimit(kind, (least, least))
 
 
-def give_up_privileges(uid: int | None) -> None:
-    """Become user `uid` (None: stay), keep no capability, gain none."""
-    if os.geteuid() == 0 or uid is None:
+def give_up_privileges(account: Account | None) -> None:
+    """Become that user (None: stay who it is) and gain nothing by executing a program. Only root keeps capabilities: those that
+    an administrator of the sandbox's own files and users needs."""
+    kept = kernel.ROOT_CAPABILITIES if account is not None and account.uid == 0 else 0
+    if os.geteuid() == 0 or account is None:
         with contextlib.suppress(PermissionError):  # without CAP_SETPCAP there is nothing to take
-            kernel.drop_capability_bounds()
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
+            kernel.drop_capability_bounds(kept)
+    if account is not None:
+        os.setgroups(account.groups)
+        os.setresgid(account.gid, account.gid, account.gid)
+        os.setresuid(account.uid, account.uid, account.uid)
+    if kept:
+        kernel.keep_capabilities(kept)
     kernel.forbid_new_privileges()
+
+
+def send_listeners(office: socket.socket, ports: tuple[int, ...]) -> None:
+    """Listen on these ports of 127.0.0.1 in the caller's network namespace, and send the sockets away."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in ports]
+        for listener, port in zip(listeners, ports, strict=True):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen(128)
+        socket.send_fds(office, [b"l"], [listener.fileno() for listener in listeners])
+
+
+def run(words: tuple[str, ...], *, seconds: float, stdin: int | None = None, path: str = PATH) -> None:
+    """Run a program of the host with nothing but a PATH. Raises BootError when it fails or takes longer."""
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": path},
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BootError(f"{words[0]} did not end within {seconds:g} s") from error
+    except OSError as error:
+        raise BootError(f"{words[0]} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        raise BootError(f"{words[0]} ended with {done.returncode}")
 
 
 def oom_score(score: int) -> None:

@@ -8,12 +8,14 @@ outlives it, in whichever session or group it hides.
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 
-from whippletree.sandboxes import cgroups, kernel, machine
-from whippletree.sandboxes.wire import BoxRequest
+from whippletree.sandboxes import accounts, cgroups, checkpoint, kernel, machine
+from whippletree.sandboxes.wire import BoxRequest, Frozen
 
 FOLDER = "fs"
 MARK = "WHIPPLETREE_SANDBOX"
@@ -23,10 +25,11 @@ class ProcessMachine:
     """One folder and the processes started in it, seen from their keeper."""
 
     separate = False
+    disks: tuple[str, ...] = ()
 
     def __init__(self, request: BoxRequest, directories: tuple[str, ...]) -> None:
         self._request = request
-        self._memory_held = cgroups.limits_memory(directories)
+        self.cgroups = directories
         self._keeper = os.getpid()
         self.pid = self._keeper
         self.owner = (os.geteuid(), os.getegid())
@@ -43,11 +46,14 @@ class ProcessMachine:
         own = {"TMPDIR": f"{self.base}/tmp", "WHIPPLETREE_ROOT": self.base, MARK: f"{request.root}/{request.sandbox_id}"}
         self.environment = base | request.environment | own
 
-    def boot(self) -> int | None:
-        """Make the folder. The gateway is reached on the host's own address: there is no listener."""
+    def boot(self) -> list[int]:
+        """Make the folder. The network is the host's: there are no listeners."""
+        if self._request.restored:
+            source = Path(self._request.restored) / checkpoint.FOLDER
+            machine.run(("cp", "-a", "--reflink=auto", str(source), self.base), seconds=machine.COPY_SECONDS)
         for name in (self._request.workdir, "/tmp", "/logs", "/home/agent"):
             Path(self.base + name).mkdir(parents=True, exist_ok=True)
-        return None
+        return []
 
     def enter(self) -> None:
         """There is nothing to enter; only the keeper itself is kept from the OOM killer."""
@@ -66,10 +72,35 @@ class ProcessMachine:
     def _holds(self, text: str) -> bool:
         return text.strip("/") in os.listdir(self.base)  # noqa: PTH208
 
-    def become_agent(self) -> None:
+    def account(self, user: str) -> accounts.Account:
+        """The user who runs the controller, and nobody else."""
+        uid, gid = self.owner
+        try:
+            name = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            name = str(uid)
+        if user not in ("", name, str(uid)):
+            raise ValueError(
+                f"it cannot run commands as {user!r}: a process sandbox has one user, {name}, who runs the controller"
+            )
+        return accounts.Account("agent", uid, gid, (), self.environment["HOME"])
+
+    def become(self, account: accounts.Account) -> None:
         """Limits, but not the one on processes: it would count all processes of this user."""
-        machine.apply_limits(self._request, address_space=not self._memory_held, processes=False)
+        machine.apply_limits(self._request, address_space=not cgroups.limits_memory(self.cgroups), processes=False)
         kernel.forbid_new_privileges()
+
+    def count_processes(self, helpers: Collection[int]) -> int:
+        """Everything below the keeper but what serves clients."""
+        return len(set(kernel.descendants(self._keeper)) - {*helpers, os.getpid()})
+
+    def busy(self) -> bool:
+        """Running commands stand still with all else."""
+        return False
+
+    def snapshot(self, directory: Path) -> Frozen:
+        """Files only."""
+        return checkpoint.of_folder(self.base, kernel.descendants(self._keeper), directory)
 
     def stop(self) -> None:
         """Everything below the keeper, which is the caller."""

@@ -12,15 +12,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import cast
 
 
 class Relay:
     """Serves one listening socket until closed."""
 
-    def __init__(self, listener: socket.socket, gateway: tuple[str, int]) -> None:
+    def __init__(
+        self, listener: socket.socket, gateway: tuple[str, int], *, on_refused: Callable[[], None] | None = None
+    ) -> None:
         self._listener = listener
         self._gateway = gateway
+        self._allowed = True
+        self._on_refused = on_refused
         self._server: asyncio.Server | None = None
         self._open: set[_Side] = set()
         self._dialling: set[asyncio.Task[None]] = set()
@@ -31,8 +36,25 @@ class Relay:
         self._listener.setblocking(False)
         self._server = await loop.create_server(lambda: _Side(self), sock=self._listener)
 
+    def allow(self, allowed: bool) -> None:
+        """Whether connections may pass from now on; without, those that are open are cut and new ones closed at once."""
+        self._allowed = allowed
+        if not allowed:
+            self._cut()
+
+    def _cut(self) -> None:
+        for task in list(self._dialling):
+            task.cancel()
+        for side in list(self._open):
+            side.abort()
+
     def dial(self, near: _Side) -> None:
         """Connect an accepted connection to the gateway."""
+        if not self._allowed:
+            near.abort()
+            if self._on_refused is not None:
+                self._on_refused()
+            return
         task = asyncio.get_running_loop().create_task(self._dial(near))
         self._dialling.add(task)
         task.add_done_callback(self._dialling.discard)
@@ -60,10 +82,7 @@ class Relay:
             self._server.close()
         else:
             self._listener.close()
-        for task in list(self._dialling):
-            task.cancel()
-        for side in list(self._open):
-            side.abort()
+        self._cut()
         if self._server is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._server.wait_closed(), 1.0)

@@ -13,16 +13,17 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from whippletree.sandboxes import files, kernel, machine, wire
+from whippletree.sandboxes import cgroups, files, kernel, machine, wire
+from whippletree.sandboxes.accounts import Account
 
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 _DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD)
 
 
-def serve(channel: wire.Channel, box: machine.Machine) -> int:
-    """In a child of the keeper: read one request, do it, answer."""
+def serve(channel: wire.Channel, box: machine.Machine, helpers: Collection[int]) -> int:
+    """In a child of the keeper, one of its `helpers`: read one request, do it, answer."""
     received = channel.receive()
     if received is None:
         return 0
@@ -38,6 +39,13 @@ def serve(channel: wire.Channel, box: machine.Machine) -> int:
             case wire.Read():
                 box.enter()
                 _inside(box, lambda: _reply(channel, lambda: _read(box, message)), wait=True)
+            case wire.Get() if len(descriptors) == 1:
+                box.enter()
+                _inside(box, lambda: _reply(channel, lambda: _get(box, message, descriptors[0])), wait=True)
+            case wire.Measure():
+                counted = _cpu_seconds(box), cgroups.memory_peak(box.cgroups)
+                box.enter()
+                _inside(box, lambda: _reply(channel, lambda: _measure(box, helpers, *counted)), wait=True)
             case wire.KillAll():
                 _reply(channel, lambda: _kill_all(box))
             case _:
@@ -78,6 +86,32 @@ def _read(box: machine.Machine, message: wire.Read) -> wire.Message:
     return wire.Content(data=files.read(box.base, message.path, message.limit))
 
 
+def _cpu_seconds(box: machine.Machine) -> float:
+    """By the cgroup, or else of all processes below the keeper: those that have ended, and those that run."""
+    counted = cgroups.cpu_seconds(box.cgroups)
+    if counted is not None:
+        return counted
+    keeper = os.getppid()
+    while True:
+        _, before = kernel.cpu_seconds(keeper)
+        found = sum(sum(kernel.cpu_seconds(pid)) for pid in kernel.descendants(keeper, ended=True))
+        _, after = kernel.cpu_seconds(keeper)
+        if before == after:  # else something was reaped meanwhile, and may be in both or in neither
+            return before + found
+
+
+def _get(box: machine.Machine, message: wire.Get, target: int) -> wire.Message:
+    found = files.get(box.base, message.path, target, message.limit)
+    return wire.Got(files=found.files, bytes=found.bytes, skipped=tuple(found.skipped))
+
+
+def _measure(box: machine.Machine, helpers: Collection[int], cpu_seconds: float, memory_peak: int | None) -> wire.Message:
+    disk = sum(files.held(path) for path in box.disks) if box.disks else files.size(box.base)
+    return wire.Measured(
+        cpu_seconds=cpu_seconds, memory_peak_bytes=memory_peak, processes=box.count_processes(helpers), disk_bytes=disk
+    )
+
+
 def _kill_all(box: machine.Machine) -> wire.Message:
     box.kill_all()
     return wire.Done()
@@ -90,7 +124,7 @@ def _supervise(channel: wire.Channel, message: wire.Exec, output: int, box: mach
     try:
         command = _start(message, output, box)
         os.close(output)
-        if isinstance(command, wire.Exited):
+        if not isinstance(command, int):
             channel.send(command)
             return 0
         return _watch(channel, woken, command)
@@ -143,30 +177,42 @@ def _reap(command: int) -> int | None:
             code = os.waitstatus_to_exitcode(status)
 
 
-def _start(message: wire.Exec, output: int, box: machine.Machine) -> int | wire.Exited:
+def _at_home(account: Account, environment: dict[str, str], box: machine.Machine) -> None:
+    """HOME and USER are the account's, unless the client gave its own."""
+    for name, value in (("HOME", account.home if os.path.isdir(account.home) else "/"), ("USER", account.name)):  # noqa: PTH112
+        if environment.get(name) == box.environment[name]:
+            environment[name] = value
+
+
+def _start(message: wire.Exec, output: int, box: machine.Machine) -> int | wire.Exited | wire.Failed:
     """Start the command: own process group, no input, one pipe for all output. Its pid, or how it could not be started.
 
     The supervisor itself takes the sandbox's user and limits first, so that the command needs no code of ours between fork and
     exec; it can still kill what it started, which is the same user's.
     """
     argv = [box.argument(os.fsdecode(argument)) for argument in message.argv]
+    environment = dict(message.environment)
     os.setsid()
     os.umask(0o022)
-    box.become_agent()
+    try:
+        account = box.account(message.user)
+    except ValueError as error:
+        return wire.Failed(message=str(error), next_step="name a user of the sandbox, or use a backend that has users")
+    if message.user:
+        _at_home(account, environment, box)
+    box.become(account)
     try:
         os.chdir(box.directory(message.cwd))
     except OSError as error:
         return _refused(output, f"{message.cwd}: {error.strerror}", _NOT_RUNNABLE)
-    os.environ["PATH"] = message.environment.get("PATH", os.defpath)  # where the program is looked for
+    os.environ["PATH"] = environment.get("PATH", os.defpath)  # where the program is looked for
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, output, 1),
         (os.POSIX_SPAWN_DUP2, output, 2),
     ]
     try:
-        return os.posix_spawnp(
-            argv[0], argv, message.environment, file_actions=actions, setpgroup=0, setsigdef=_DEFAULT_SIGNALS
-        )
+        return os.posix_spawnp(argv[0], argv, environment, file_actions=actions, setpgroup=0, setsigdef=_DEFAULT_SIGNALS)
     except FileNotFoundError:
         return _refused(output, f"{argv[0]}: command not found", _NOT_FOUND)
     except OSError as error:

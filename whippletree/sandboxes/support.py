@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import os
 import shutil
 import subprocess
+import tempfile
 import uuid
+from collections.abc import Coroutine
+from pathlib import Path
 
 from whippletree.errors import ConfigurationError, SandboxError
 from whippletree.protocols import Limits, SandboxSpec
@@ -21,6 +25,10 @@ _ISOLATION = {
         "bubblewrap: own root, processes, users and network, with the gateway as the only way out; the kernel is shared"
         " with the host."
     ),
+    "runc": (
+        "runc: own root, processes, users and network, with the gateway as the only way out; the kernel is shared with the"
+        " host."
+    ),
     "process": (
         "process: NO isolation; commands run as this user on this machine, see its files and its network, and are held"
         " only by limits and clean-up."
@@ -32,7 +40,8 @@ _INSTALL = 'install the extra `whippletree[sandbox]`, or set sandbox.kind = "pro
 class SandboxSupport(Struct):
     """What was found by trying. A reason is "" where the thing works.
 
-    Example: SandboxSupport(bwrap="/usr/bin/bwrap", version="bubblewrap 0.11.0", bubblewrap="", cgroups="no pids controller")
+    Example: SandboxSupport(bwrap="/usr/bin/bwrap", version="bubblewrap 0.11.0", bubblewrap="", cgroups="no pids controller",
+                            as_root=True, runc="no runc program", checkpoint="no runc program")
     """
 
     bwrap: str
@@ -40,6 +49,8 @@ class SandboxSupport(Struct):
     bubblewrap: str
     cgroups: str
     as_root: bool
+    runc: str
+    checkpoint: str
 
     @property
     def works(self) -> bool:
@@ -65,16 +76,61 @@ def probe(config: SandboxConfig | None = None) -> SandboxSupport:
     """Try what sandboxes need: starts and stops one. Call it outside an event loop. Raises ConfigurationError for the root."""
     config = config or SandboxConfig()
     bwrap = find_bwrap(config)
-    version, reason = _version(bwrap)
-    if not reason:
-        # a thread of its own, so that it works under a running loop too
-        import concurrent.futures
-
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            reason = pool.submit(lambda: asyncio.run(_try(config))).result()
+    version, reason = _bubblewrap(config)
+    runc = _try_runc(config)
     return SandboxSupport(
-        bwrap=bwrap, version=version, bubblewrap=reason, cgroups=_try_cgroups(config), as_root=os.geteuid() == 0
+        bwrap=bwrap,
+        version=version,
+        bubblewrap=reason,
+        cgroups=_try_cgroups(config),
+        as_root=os.geteuid() == 0,
+        runc=runc,
+        checkpoint=runc or _aside(_try_checkpoint(config)),
     )
+
+
+def _bubblewrap(config: SandboxConfig) -> tuple[str, str]:
+    """Version of bwrap, and why it does not work here ("" where it does)."""
+    bwrap = find_bwrap(config)
+    version, reason = _version(bwrap)
+    return version, reason or _aside(_try(config, Backend("bubblewrap", _ISOLATION["bubblewrap"], bwrap=bwrap)))
+
+
+def _try_runc(config: SandboxConfig) -> str:
+    try:
+        return _aside(_try(config, _runc(config)))
+    except ConfigurationError as error:
+        return error.cause
+
+
+async def _try_checkpoint(config: SandboxConfig) -> str:
+    """Why processes cannot be kept in a snapshot; "" where they can."""
+    gateway = ("127.0.0.1", 1)
+    with tempfile.TemporaryDirectory(prefix="whippletree-probe-") as directory:
+        sandbox = build(config, _probe_spec(), _runc(config), gateway=gateway)
+        restored = sandbox
+        try:
+            await sandbox.start()
+            snapshot = await sandbox.snapshot(Path(directory) / "snapshot")
+            restored = build(config, _probe_spec(), _runc(config), gateway=gateway, snapshot=snapshot)
+            if not snapshot.reason:
+                await restored.start()
+            return snapshot.reason
+        except SandboxError as error:
+            return error.cause
+        finally:
+            await sandbox.stop()
+            await restored.stop()
+
+
+def _probe_spec() -> SandboxSpec:
+    return SandboxSpec(sandbox_id=f"probe-{uuid.uuid4().hex[:12]}", limits=Limits(memory_mb=0, processes=0))
+
+
+def _aside(work: Coroutine[None, None, str]) -> str:
+    """Run in a thread of its own, so that it works under a running loop too."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 def _version(bwrap: str) -> tuple[str, str]:
@@ -87,10 +143,8 @@ def _version(bwrap: str) -> tuple[str, str]:
     return done.stdout.strip(), ""
 
 
-async def _try(config: SandboxConfig) -> str:
-    spec = SandboxSpec(sandbox_id=f"probe-{uuid.uuid4().hex[:12]}", limits=Limits(memory_mb=0, processes=0))
-    backend = Backend("bubblewrap", find_bwrap(config), _ISOLATION["bubblewrap"])
-    sandbox = build(config, spec, backend, gateway=("127.0.0.1", 1))
+async def _try(config: SandboxConfig, backend: Backend) -> str:
+    sandbox = build(config, _probe_spec(), backend, gateway=("127.0.0.1", 1))
     try:
         await sandbox.start()
         done = await sandbox.exec(("/bin/sh", "-c", "exit 7"), timeout=10)
@@ -112,23 +166,36 @@ def _try_cgroups(config: SandboxConfig) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _support(bwrap: str, root: str) -> SandboxSupport:
-    return probe(SandboxConfig(bwrap=bwrap, root=root))
+def _reason(bwrap: str, root: str) -> str:
+    return _bubblewrap(SandboxConfig(bwrap=bwrap, root=root))[1]
 
 
 def choose(config: SandboxConfig) -> Backend:
     """The backend that `config` means here. "auto" tries once per process. Raises ConfigurationError when there is no bwrap."""
     bwrap = find_bwrap(config)
     if config.kind == "process":
-        return Backend("process", "", _ISOLATION["process"])
+        return Backend("process", _ISOLATION["process"])
+    if config.kind == "runc":
+        return _runc(config)
     if config.kind == "bubblewrap":
         if not bwrap:
             raise ConfigurationError("sandbox.kind: there is no bwrap program here", _INSTALL)
-        return Backend("bubblewrap", bwrap, _ISOLATION["bubblewrap"])
-    found = _support(config.bwrap, config.root)
-    if found.works:
-        return Backend("bubblewrap", bwrap, _ISOLATION["bubblewrap"])
-    return Backend("process", "", f"{_ISOLATION['process']} Chosen because bubblewrap does not work here: {found.bubblewrap}.")
+        return Backend("bubblewrap", _ISOLATION["bubblewrap"], bwrap=bwrap)
+    reason = _reason(config.bwrap, config.root)
+    if not reason:
+        return Backend("bubblewrap", _ISOLATION["bubblewrap"], bwrap=bwrap)
+    return Backend("process", f"{_ISOLATION['process']} Chosen because bubblewrap does not work here: {reason}.")
+
+
+def _runc(config: SandboxConfig) -> Backend:
+    runc = config.runc or shutil.which("runc") or ""
+    if not runc:
+        raise ConfigurationError("sandbox.kind: there is no runc program here", "install the package runc, or set sandbox.runc")
+    if os.geteuid() != 0:
+        raise ConfigurationError(
+            "sandbox.kind: runc sandboxes take root", 'run the controller as root, or set kind = "bubblewrap"'
+        )
+    return Backend("runc", _ISOLATION["runc"], runc=runc, criu=config.criu or shutil.which("criu") or "")
 
 
 def create(config: SandboxConfig, spec: SandboxSpec, *, gateway: tuple[str, int]) -> Box:

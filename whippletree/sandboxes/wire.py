@@ -30,21 +30,27 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class BoxRequest(Wire):
     """Controller → launcher: make a sandbox (carries the keeper's end of the lifeline). Limits of 0 mean none.
 
-    `token` is this request's alone: it tells this sandbox from an earlier or other one of the same name.
+    `token` is this request's alone: it tells this sandbox from an earlier or other one of the same name. `restored` is the
+    directory of a snapshot, `owner` the number of its user.
 
     Example: BoxRequest(backend="bubblewrap", sandbox_id="s0-1", root="/tmp/whippletree-0", workdir="/app", bwrap="bwrap")
     """
 
-    backend: Literal["bubblewrap", "process"]
+    backend: Literal["bubblewrap", "process", "runc"]
     sandbox_id: str
     root: str
     workdir: str
     token: str = ""
     bwrap: str = ""
+    runc: str = ""
+    criu: str = ""
+    rootfs: str = ""
+    restored: str = ""
+    owner: int = 0
     files: tuple[tuple[str, str], ...] = ()
     read_only: tuple[tuple[str, str], ...] = ()
     environment: dict[str, str] = {}
-    gateway_port: int = 0
+    ports: tuple[int, ...] = ()
     memory_mb: int = 0
     processes: int = 0
     open_files: int = 0
@@ -54,7 +60,7 @@ class BoxRequest(Wire):
 
 
 class Ready(Wire):
-    """Keeper → controller: it runs (carries the listener of 127.0.0.1:gateway_port inside, if there is one).
+    """Keeper → controller: it runs (carries a listener of 127.0.0.1 inside for each of the request's ports, in their order).
 
     Example: Ready(pid=4711, workdir="/app", cgroups=("/sys/fs/cgroup/pids/whippletree-s0-1",))
     """
@@ -63,10 +69,31 @@ class Ready(Wire):
     workdir: str
     environment: dict[str, str]
     cgroups: tuple[str, ...] = ()
+    owner: int = 0
 
 
 class Stop(Wire):
     """Controller → keeper: end everything and remove it. Example: Stop()"""
+
+
+class Freeze(Wire):
+    """Controller → keeper: make a snapshot; running commands may take `seconds` to end.
+
+    Example: Freeze(directory="/runs/a/snapshots/s0-1", seconds=30.0)
+    """
+
+    directory: str
+    seconds: float
+
+
+class Frozen(Wire):
+    """Keeper → controller: the snapshot is there. Example: Frozen(holds="files", reason="there is no criu program", ...)"""
+
+    holds: Literal["processes+files", "files"]
+    reason: str
+    frozen_seconds: float
+    files_bytes: int
+    processes_bytes: int
 
 
 class Exec(Wire):
@@ -78,6 +105,7 @@ class Exec(Wire):
     argv: tuple[bytes, ...]
     cwd: str
     environment: dict[str, str]
+    user: str = ""
 
 
 class Exited(Wire):
@@ -111,6 +139,40 @@ class Content(Wire):
     data: bytes | None
 
 
+class Get(Wire):
+    """Client → keeper: copy `path` into the directory behind the carried descriptor, at most `limit` bytes.
+
+    Example: Get(path="/app/artifacts", limit=100_000_000)
+    """
+
+    path: str
+    limit: int
+
+
+class Got(Wire):
+    """Keeper → client: what was copied out. Example: Got(files=2, bytes=1024, skipped=("artifacts/latest",))"""
+
+    files: int
+    bytes: int
+    skipped: tuple[str, ...] = ()
+
+
+class Measure(Wire):
+    """Client → keeper: how much is used. Example: Measure()"""
+
+
+class Measured(Wire):
+    """Keeper → client: what is used; None where nothing counts it.
+
+    Example: Measured(processes=3, disk_bytes=40960, cpu_seconds=1.25, memory_peak_bytes=73400320)
+    """
+
+    processes: int
+    disk_bytes: int
+    cpu_seconds: float
+    memory_peak_bytes: int | None = None
+
+
 class KillAll(Wire):
     """Client → keeper: end every process that was started inside. Example: KillAll()"""
 
@@ -126,7 +188,26 @@ class Failed(Wire):
     next_step: str = ""
 
 
-Message = BoxRequest | Ready | Stop | Exec | Exited | Finish | Put | Read | Content | KillAll | Done | Failed
+Message = (
+    BoxRequest
+    | Ready
+    | Stop
+    | Freeze
+    | Frozen
+    | Exec
+    | Exited
+    | Finish
+    | Put
+    | Read
+    | Content
+    | Get
+    | Got
+    | Measure
+    | Measured
+    | KillAll
+    | Done
+    | Failed
+)
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 

@@ -1,0 +1,145 @@
+"""Snapshots as a keeper makes them: everything inside stands still while its processes and files are written down.
+
+    wait until no command runs ─► freeze ─► criu dumps the processes (they stay frozen) ─► copy the files ─► thaw
+                                     └────────────────── seconds frozen ──────────────────────────────────────┘
+
+What belongs to a running `exec` has its client outside, and could not be restored: so a snapshot of processes waits for running
+commands, and holds what commands have left in the background.
+
+Invariants (tests/sandboxes/test_sandbox_snapshots.py): files and processes are of one moment; a snapshot says what it holds and
+why not more; a sandbox goes on after a snapshot, also after one that failed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whippletree.sandboxes import cgroups, files, kernel, layers, machine, wire
+
+if TYPE_CHECKING:
+    from whippletree.sandboxes import namespaced
+    from whippletree.sandboxes.runc import RuncMachine
+
+CRIU = ("--file-locks",)
+PROCESSES, ARCHIVE, FOLDER = "processes", "files.tar", "fs"
+_DUMP_SECONDS = 120.0
+_CHANGED = 1  # tar's exit code when a file was no file, or changed
+
+
+def of_runc(box: RuncMachine, directory: Path) -> wire.Frozen:
+    """Processes and files where criu works, else the files alone. Raises BootError, OSError, ValueError."""
+    for name in ("upper", "usr"):
+        (directory / name).mkdir(mode=0o755)
+    reason = "" if box.criu else "there is no criu program here"
+    if not reason:
+        box.use_criu(as_agent=True)
+    began = time.monotonic()
+    if reason:
+        box.signal_all(signal.SIGSTOP)
+    else:
+        cgroups.gather(box.cgroup, lambda: [box.pid, *kernel.descendants(box.pid)])
+        box.runc("pause")
+    try:
+        if not reason:
+            reason = _dump(box, directory / PROCESSES)
+        layers.copy(box.layers.private, directory)
+    finally:
+        if box.criu:
+            box.runc("resume")
+        else:
+            box.signal_all(signal.SIGCONT)
+    return _frozen(directory, began, reason)
+
+
+def _dump(box: RuncMachine, target: Path) -> str:
+    """Have criu write the processes; why it could not."""
+    target.mkdir(mode=0o700)
+    where = ("--image-path", str(target), "--work-path", str(target))
+    try:
+        box.runc("checkpoint", *where, "--leave-running", *CRIU, seconds=_DUMP_SECONDS)
+    except machine.BootError as error:
+        reason = complaint(target / "dump.log") or str(error)
+        for path in target.iterdir():
+            path.unlink()
+        target.rmdir()
+        return f"criu could not dump the processes: {reason}"
+    return ""
+
+
+def complaint(log: Path) -> str:
+    """The first errors of a log of criu; "" where there are none."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "; ".join([line.partition("Error ")[2] for line in lines if "Error (" in line][:3])
+
+
+def of_tmpfs(box: namespaced.NamespacedMachine, disks: tuple[str, ...], directory: Path) -> wire.Frozen:
+    """An archive of private file systems, written inside by the host's tar. Raises ValueError, OSError."""
+    began = time.monotonic()
+    archive = os.open(directory / ARCHIVE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    box.signal_all(signal.SIGSTOP)
+    try:
+        status = box.inside(lambda: tar(("-c", *(path[1:] for path in disks)), archive, 1))
+    finally:
+        box.signal_all(signal.SIGCONT)
+        os.close(archive)
+    if status not in (0, _CHANGED):
+        raise ValueError(f"tar ended with {status}")
+    return _frozen(directory, began, "bubblewrap sandboxes cannot be checkpointed")
+
+
+def unpack(box: namespaced.NamespacedMachine, directory: Path) -> None:
+    """Put such an archive into a fresh sandbox. Raises BootError."""
+    archive = os.open(directory / ARCHIVE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = box.inside(lambda: tar(("-x", "-p"), archive, 0))
+    finally:
+        os.close(archive)
+    if status:
+        raise machine.BootError(f"the snapshot could not be unpacked: tar ended with {status}")
+
+
+def tar(words: tuple[str, ...], archive: int, stream: int) -> int:
+    """Run tar inside, on `archive` as its input (0) or output (1); its exit code."""
+    argv = ("tar", "--numeric-owner", "--directory=/", "--file=-", *words)
+    null = [(os.POSIX_SPAWN_OPEN, other, os.devnull, os.O_RDWR, 0) for other in {0, 1, 2} - {stream}]
+    actions = [(os.POSIX_SPAWN_DUP2, archive, stream), *null]
+    _, status = os.waitpid(os.posix_spawn("/usr/bin/tar", argv, {"PATH": machine.PATH}, file_actions=actions), 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def of_folder(folder: str, pids: list[int], directory: Path) -> wire.Frozen:
+    """A copy of a process sandbox's folder, while its processes stand still. Raises BootError."""
+    began = time.monotonic()
+    _signal(pids, signal.SIGSTOP)
+    try:
+        machine.run(("cp", "-a", "--reflink=auto", folder, str(directory / FOLDER)), seconds=machine.COPY_SECONDS)
+    finally:
+        _signal(pids, signal.SIGCONT)
+    return _frozen(directory, began, "process sandboxes cannot be checkpointed")
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _frozen(directory: Path, began: float, reason: str) -> wire.Frozen:
+    seconds = time.monotonic() - began
+    processes = files.size(str(directory / PROCESSES))
+    return wire.Frozen(
+        holds="files" if reason else "processes+files",
+        reason=reason,
+        frozen_seconds=seconds,
+        files_bytes=files.size(str(directory)) - processes,
+        processes_bytes=processes,
+    )
