@@ -88,7 +88,7 @@ async def test_wrong_settings_are_never_tried_again(world: World, tmp_path: Path
 
 async def test_an_adapter_that_cannot_plan_is_the_harnesss_fault(world: World, tmp_path: Path) -> None:
     rollout, _ = await run_one(world, write_task(tmp_path / "t"), launch="process", settings={"raise": "no plan"})
-    assert "no plan" in failed(rollout, CauseClass.HARNESS, "setup")
+    assert "no plan" in failed(rollout, CauseClass.SETUP, "setup")
 
 
 async def test_a_sandbox_that_dies_under_a_tenant_is_the_sandboxes_fault(world: World, tmp_path: Path) -> None:

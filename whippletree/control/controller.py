@@ -25,7 +25,7 @@ from pathlib import Path
 
 from whippletree import sandboxes
 from whippletree.control.attempt import AttemptRun, Parts, to_the_end
-from whippletree.control.policy import decide
+from whippletree.control.policy import decide, row_of
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import AttemptOutcome
 from whippletree.types import Attempt, Cause
@@ -116,7 +116,8 @@ class Controller:
         ended = await run.run()
         requeue = False
         if ended.cause is not None:
-            decision = decide(ended.cause.cause, ended.attempt, run.spec.max_attempts)
+            row = row_of(ended.cause.cause, self.parts.config.on_limit(ended.cause.cause))
+            decision = decide(row, ended.attempt, run.spec.max_attempts)
             requeue = decision.requeue
             log.warning("%s: %s", _describe(ended, ended.cause), "tried again" if requeue else "failed")
             await self._pause(decision.delay)

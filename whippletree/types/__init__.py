@@ -37,6 +37,7 @@ from whippletree.types.rollouts import (
     RolloutSpec,
     RolloutState,
     StepRecord,
+    StepResult,
     VerifierResult,
 )
 from whippletree.types.samples import Sample
@@ -76,6 +77,7 @@ __all__ = [
     "Sample",
     "Sampling",
     "StepRecord",
+    "StepResult",
     "Struct",
     "TokenChunk",
     "TokenIds",

@@ -73,7 +73,9 @@ def _head(rollout: Rollout, console: Console) -> None:
 
 
 def _attempt(attempt: Attempt, console: Console) -> None:
-    phases = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in attempt.phases)
+    phases = ", ".join(
+        f"{phase.name}{f' of {phase.step}' if phase.step else ''} {phase.seconds:.2f} s" for phase in attempt.phases
+    )
     end = attempt.cause.cause if attempt.cause else attempt.exit_status or "unfinished"
     console.print(Text(printable(f"attempt {attempt.attempt}: {end}" + (f"; {phases}" if phases else ""))))
     if attempt.result is not None and attempt.result.tampering:

@@ -29,22 +29,23 @@ def directory(tmp_path) -> Path:
 def test_a_task_has_what_a_run_needs(directory):
     task = load_task(directory)
     assert task.task_id == "some-task"
-    assert task.instruction == "Do it."
+    (step,) = task.steps
+    assert (step.name, step.instruction) == ("", "Do it.")
     assert task.workdir == "/app"
-    assert task.files == ((str(directory / "environment/files"), "/app"),)
-    assert task.environment == {"A": "1"}
-    assert (task.agent_timeout, task.verifier_timeout) == (30.0, 5.0)
-    assert task.base_image == "debian:12"
-    assert Path(task.tests_dir, "test.sh").is_file()
-    assert Path(task.solution_dir, "solve.sh").is_file()
+    assert task.place.files == ((str(directory / "environment/files"), "/app"),)
+    assert task.place.environment == {"A": "1"}
+    assert (step.agent_timeout, step.judging.timeout) == (30.0, 5.0)
+    assert task.place.base_image == "debian:12"
+    assert step.judging.tests == (str(directory / "tests"),) and step.judging.separate is None
+    assert Path(step.solution_dir, "solve.sh").is_file()
     assert task.labels == {"anything": "goes", "depth": "2"}
     spec = task.sandbox_spec("s-1", gateway_port=8000)
-    assert (spec.workdir, spec.files, spec.environment, spec.gateway_port) == ("/app", task.files, {"A": "1"}, 8000)
+    assert (spec.workdir, spec.files, spec.environment, spec.gateway_port) == ("/app", task.place.files, {"A": "1"}, 8000)
 
 
 def test_the_oracle_is_optional(directory):
     (directory / "solution/solve.sh").unlink()
-    assert load_task(directory).solution_dir == ""
+    assert load_task(directory).steps[0].solution_dir == ""
 
 
 @pytest.mark.parametrize("name", ["task.toml", "instruction.md", "environment/Dockerfile", "tests/test.sh"])
@@ -58,7 +59,7 @@ def test_a_missing_file_is_named(directory, name):
     ("text", "says"),
     [
         ("[agent]\ntimeout_secs = 3", r"task\.toml: unknown key agent\.timeout_secs \(did you mean agent\.timeout_sec\?"),
-        ("[steps]", r"unknown key steps"),
+        ("[steps]", r"steps = .*Expected"),
         ("[agent]\ntimeout_sec = 'x'", r"task\.toml.*float"),
         ("[agent]\ntimeout_sec = 0", r"agent\.timeout_sec = 0"),
         ("[verifier]\ntimeout_sec = nan", r"verifier\.timeout_sec = nan"),
@@ -79,20 +80,22 @@ def test_a_bad_key_is_named_with_its_file(directory, text, says):
 def test_older_spellings_are_read(directory):
     (directory / "task.toml").write_text('version = "1.0"\n[environment]\nmemory = "2G"\nstorage = "10G"\n[metadata]\nx = 1\n')
     task = load_task(directory)
-    assert task.memory_mb == 2048
+    assert task.place.memory_mb == 2048
     assert task.sandbox_spec("s").limits.memory_mb == 2048
 
 
 def test_variables_of_task_toml_come_after_those_of_the_dockerfile(directory):
     (directory / "task.toml").write_text('[environment.env]\nA = "2"\n[verifier.env]\nB = "3"\n[solution.env]\nC = "4"\n')
     task = load_task(directory)
-    assert (task.environment, task.verifier_environment, task.solution_environment) == ({"A": "2"}, {"B": "3"}, {"C": "4"})
+    assert (task.place.environment, task.steps[0].judging.environment) == ({"A": "2"}, {"B": "3"})
+    assert task.solution_environment == {"C": "4"}
 
 
 def test_an_empty_instruction_and_several_services_are_refused(directory):
     (directory / "environment/docker-compose.yaml").write_text("services: {}")
     with pytest.raises(TaskError, match="several services"):
         load_task(directory)
+    (directory / "environment/docker-compose.yaml").unlink()
     (directory / "instruction.md").write_text("  \n")
     with pytest.raises(TaskError, match=r"instruction\.md is empty"):
         load_task(directory)

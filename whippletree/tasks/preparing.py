@@ -1,0 +1,71 @@
+"""What is done in a sandbox before an agent: the files and the script of a step, and the healthcheck.
+
+Invariants (tests/tasks/test_preparing.py):
+- a step's files replace those of the same name, and its setup.sh is run and not left behind;
+- a healthcheck ends: with a success, or after its retries, each of which is held to its own limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from pathlib import Path
+
+from whippletree.errors import TaskError
+from whippletree.protocols import Sandbox
+from whippletree.tasks.task import Healthcheck, Step, Task
+
+TAIL = 1_000  # characters of output in a message
+
+# $1: the working directory, $2: where the step's files were put
+_LAY = """root=${PWD%/}; files="$root/$2"
+cd "$root/$1" || exit 125
+if [ -f "$files/setup.sh" ]; then mv "$files/setup.sh" "$files.sh"; fi
+cp -a "$files/." . && rm -rf "$files" || exit 125
+[ -f "$files.sh" ] || exit 0
+chmod +x "$files.sh"; "$files.sh"; code=$?
+rm -f "$files.sh"
+exit $code"""
+
+
+async def prepare_step(task: Task, step: Step, sandbox: Sandbox, *, timeout: float) -> None:
+    """Lay the step's files into the working directory and run its setup.sh as the agent's user, within `timeout` seconds.
+
+    Raises TaskError when the script fails, SandboxError when the sandbox does.
+    """
+    if not step.files_dir:
+        return
+    place = f"tmp/step-{secrets.token_hex(8)}"
+    await sandbox.put(Path(step.files_dir), f"/{place}")
+    argv = ["/bin/sh", "-c", _LAY, "prepare", task.workdir.lstrip("/"), place]
+    done = await sandbox.exec(argv, timeout=timeout, cwd="/", user=step.agent_user)
+    if done.timed_out or done.exit_code:
+        how = f"ran past {timeout:g} s" if done.timed_out else f"ended with {done.exit_code}"
+        raise TaskError(
+            f"{step.files_dir}/setup.sh {how}: {done.output[-TAIL:].strip()}",
+            "run it by hand: `whippletree tasks run --shell`",
+        )
+
+
+async def await_health(check: Healthcheck, sandbox: Sandbox) -> None:
+    """Return once the command succeeds. Raises TaskError after its retries, SandboxError when the sandbox fails.
+
+    A failure within the start period does not count; after it, `retries` failures in a row are the end.
+    """
+    begun = time.monotonic()
+    failures = 0
+    while True:
+        done = await sandbox.exec(["/bin/sh", "-c", check.command], timeout=check.timeout)
+        if done.exit_code == 0 and not done.timed_out:
+            return
+        starting = time.monotonic() - begun < check.start_period
+        failures += not starting
+        if failures >= check.retries:
+            how = f"took more than {check.timeout:g} s" if done.timed_out else f"ended with {done.exit_code}"
+            said = done.output[-TAIL:].strip()
+            raise TaskError(
+                f"the environment is not healthy: {check.command!r} {how}, {failures} times in a row: {said}",
+                "look at the healthcheck's command, or give it a longer start period",
+            )
+        await asyncio.sleep(check.start_interval if starting else check.interval)
