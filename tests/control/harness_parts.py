@@ -66,7 +66,7 @@ class HttpHarness:
             from whippletree.sandboxes import attach
 
             attach(spec.sandbox).exec(["/bin/sh", "-c", str(settings["command"])], timeout=20)
-        return HarnessResult(exit_status="Submitted", steps=steps)
+        return HarnessResult(exit_status="Submitted", steps=steps, ran_out=settings.get("ran_out", ""))
 
     def plan(self, spec: AttemptSpec) -> LaunchPlan:
         if "raise" in spec.settings:

@@ -3,7 +3,7 @@
 Invariants (tests/tasks/test_scores.py):
 - scores are finite numbers with names, at least one; anything else is a problem in words, never a number;
 - a step whose verifier failed makes the task's result a failure: no mean is taken over what is missing;
-- a step's least scores are reached only by scores that are there.
+- a step's least scores are reached only by scores that are there; a step that was not reached counts as 0.
 """
 
 from __future__ import annotations
@@ -94,15 +94,19 @@ def goes_on(step: Step, judged: VerifierResult) -> bool:
 def total(task: Task, judged: Sequence[VerifierResult], rule: RewardExpression | None) -> VerifierResult:
     """A task's result from those of the steps that were run, in order; each has scores, but the last may have a cause.
 
-    "mean": for each name the mean over these steps, a missing one counting 0. "final": the last step's.
+    "mean": for each name the mean over all of the task's steps. "final": the last step's. A missing score, and every score of
+    a step that was not reached, counts 0: an agent gains nothing by not reaching it.
     """
     last = judged[-1]
     tampering = tuple(dict.fromkeys(found for result in judged for found in result.tampering))
     whole = msgspec.structs.replace(last, tampering=tampering)
     if last.cause is not None:
         return whole
-    if task.strategy == "mean" and len(judged) > 1:
+    several = len(task.steps)
+    if task.strategy == "mean" and several > 1:
         names = dict.fromkeys(name for result in judged for name in result.scores)
-        scores = {name: sum(result.scores.get(name, 0.0) for result in judged) / len(judged) for name in names}
+        scores = {name: sum(result.scores.get(name, 0.0) for result in judged) / several for name in names}
         whole = msgspec.structs.replace(whole, scores=scores)
+    elif len(judged) < several:
+        whole = msgspec.structs.replace(whole, scores=dict.fromkeys(last.scores, 0.0))
     return rewarded(whole, rule)
