@@ -26,6 +26,7 @@ from pathlib import Path
 from whippletree import sandboxes
 from whippletree.control.attempt import AttemptRun, Parts, to_the_end
 from whippletree.control.policy import decide, row_of
+from whippletree.control.watchdog import LoopWatch
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import AttemptOutcome
 from whippletree.types import Attempt, Cause
@@ -40,6 +41,7 @@ class Controller:
         """`worker` names this controller in the store; what an earlier one of that name left running is taken over."""
         self.parts = parts
         self.finished = 0
+        self.watch = LoopWatch("the controller's event loop")
         self.started = asyncio.Event()  # set once an earlier controller's leftovers are dealt with
         self.concurrency = min([parts.config.concurrency, *(pool.capacity for pool in parts.launchers.pools)])
         self._prefix = f"{worker}/"
@@ -61,10 +63,12 @@ class Controller:
         with _only_one(self.parts.directory / "controller.lock"):
             await self._take_over()
             self.started.set()
-            try:
-                await self._reconcile()
-            finally:
-                await self._wind_down()
+            async with self.watch.watching():
+                try:
+                    await self._reconcile()
+                finally:
+                    await self._wind_down()
+        log.info("controller ended; the longest lag of its event loop was %.3f s", self.watch.worst)
 
     async def _take_over(self) -> None:
         left = await asyncio.wrap_future(self.parts.store.release_worker(self._prefix))
