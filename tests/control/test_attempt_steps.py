@@ -48,7 +48,8 @@ async def test_the_harness_is_launched_once_per_step_under_one_key(world: World,
     rollout, attempt = await run_one(world, write_steps(tmp_path / "t"), settings={"command": "touch one done"})
     assert (rollout.state, rollout.reward, rollout.cause) == ("succeeded", 1.0, None)
     assert ["make one" in asked[0], "make done" in asked[1], len(asked)] == [True, True, 2]
-    assert [call.attempt for call in world.store.calls(rollout.spec.rollout_id, 1)] == [1, 1]
+    calls = world.store.calls(rollout.spec.rollout_id, 1)
+    assert [(call.attempt, attempt.step_at(call.times.received)) for call in calls] == [(1, "one"), (1, "two")]
     assert [(phase.name, phase.step) for phase in attempt.phases] == [
         ("boot", ""),
         ("setup", "one"),
@@ -97,6 +98,7 @@ async def test_a_crash_in_a_later_step_keeps_the_record_of_the_earlier_and_gives
     shell = f"{ASK} if [ -e one ]; then echo fell over; exit 3; fi; touch one"
     rollout, attempt = await run_one(world, write_steps(tmp_path / "t"), launch="process", settings={"shell": shell})
     assert "fell over" in failed(rollout, CauseClass.HARNESS, "agent")
+    assert rollout.cause is not None and rollout.cause.step == "two"
     assert attempt.result is not None and [step.reward for step in attempt.result.steps] == [1.0]
 
 

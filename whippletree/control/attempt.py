@@ -54,6 +54,7 @@ from whippletree.types import Attempt, Cause, CauseClass, Event, Phase, RolloutS
 log = logging.getLogger(__name__)
 
 INTERRUPTIBLE = ("", "boot", "healthcheck", "setup", "agent")  # later phases are short, and their tokens are paid for
+STEP_PHASES = ("setup", "healthcheck", "agent", "collect", "verify")
 INNER_PORT = 8000  # where the gateway is reached on 127.0.0.1 inside an isolated sandbox
 VERIFY_SLACK = 15.0  # seconds beyond the verifier's own limit, for copying tests in and the reward out
 
@@ -108,6 +109,7 @@ class AttemptRun:
         self._exit_status = ""
         self._cut_short: Cause | None = None
         self._sealed = False
+        self._step = ""
 
     @property
     def phase(self) -> str:
@@ -177,7 +179,6 @@ class AttemptRun:
             if not goes_on(step, found):
                 await self._seal(end)
                 break
-            await clear(self._box)
         result = total(task, judged, self.parts.config.reward_rule())
         return msgspec.structs.replace(result, steps=tuple(self._steps)) if len(task.steps) > 1 else result
 
@@ -232,7 +233,10 @@ class AttemptRun:
         limits = self.parts.config.deadlines
         timeout = min(limits.agent, step.agent_timeout)
         spec = self._attempt_spec(step, handle, inside=launcher.inside, timeout=timeout, settings=settings)
+        self._step = step.name
         async with self._phases.enter("setup", limits.setup, step.name):
+            if self._steps:
+                await clear(self._box)
             await prepare_step(task, step, self._box, timeout=limits.setup)
             agent = await launcher.setup(spec, self._box)
         if step.healthcheck is not None:
@@ -311,7 +315,8 @@ class AttemptRun:
     def _hide(self, cause: Cause | None) -> Cause | None:
         if cause is None:
             return None
-        return msgspec.structs.replace(cause, message=cause.message.replace(self.key, HIDDEN))
+        step = self._step if cause.phase in STEP_PHASES else ""
+        return msgspec.structs.replace(cause, message=cause.message.replace(self.key, HIDDEN), step=step)
 
 
 def _stops(end: AgentEnd) -> bool:

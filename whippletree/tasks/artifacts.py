@@ -33,8 +33,8 @@ COPY_SECONDS = 60.0  # limit for packing one artifact
 # $1: the path, relative to the root; further arguments go to tar. The paths of tar and base64 are not the agent's to choose.
 _PACK = """root=${PWD%/}; path=$1; shift
 [ -e "$root/$path" ] || exit 3
-cd "$root/$(/usr/bin/dirname "$path")" || exit 3
-/bin/tar -cf - "$@" -- "$(/usr/bin/basename "$path")" 2>/dev/null | /usr/bin/base64 -w0"""
+cd "$root/$(/usr/bin/dirname -- "$path")" || exit 3
+/bin/tar -cf - "$@" -- "$(/usr/bin/basename -- "$path")" 2>/dev/null | /usr/bin/base64 -w0"""
 
 
 class Collected(Struct):

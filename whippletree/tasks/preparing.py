@@ -12,7 +12,7 @@ import secrets
 import time
 from pathlib import Path
 
-from whippletree.errors import TaskError
+from whippletree.errors import SandboxError, TaskError
 from whippletree.protocols import Sandbox
 from whippletree.tasks.task import Healthcheck, Step, Task
 
@@ -21,12 +21,9 @@ TAIL = 1_000  # characters of output in a message
 # $1: the working directory, $2: where the step's files were put
 _LAY = """root=${PWD%/}; files="$root/$2"
 cd "$root/$1" || exit 125
-if [ -f "$files/setup.sh" ]; then mv "$files/setup.sh" "$files.sh"; fi
-cp -a "$files/." . && rm -rf "$files" || exit 125
-[ -f "$files.sh" ] || exit 0
-chmod +x "$files.sh"; "$files.sh"; code=$?
-rm -f "$files.sh"
-exit $code"""
+if [ -f "$files/setup.sh" ]; then mv "$files/setup.sh" "$files.sh" && chmod 755 "$files.sh" || exit 125; fi
+cp -a "$files/." . && rm -rf "$files\""""
+_SET_UP = """root=${PWD%/}; script="$root/$2.sh"; cd "$root/$1" || exit 125; exec "$script\""""
 
 
 async def prepare_step(task: Task, step: Step, sandbox: Sandbox, *, timeout: float) -> None:
@@ -38,8 +35,16 @@ async def prepare_step(task: Task, step: Step, sandbox: Sandbox, *, timeout: flo
         return
     place = f"tmp/step-{secrets.token_hex(8)}"
     await sandbox.put(Path(step.files_dir), f"/{place}")
-    argv = ["/bin/sh", "-c", _LAY, "prepare", task.workdir.lstrip("/"), place]
-    done = await sandbox.exec(argv, timeout=timeout, cwd="/", user=step.agent_user)
+    arguments = ["prepare", task.workdir.lstrip("/"), place]
+    done = await sandbox.exec(["/bin/sh", "-c", _LAY, *arguments], timeout=timeout, cwd="/")
+    if done.exit_code or done.timed_out:
+        raise SandboxError(
+            f"the files of step {step.name} cannot be laid out: {done.output[-TAIL:].strip()}", "look at its space"
+        )
+    if not (Path(step.files_dir) / "setup.sh").is_file():
+        return
+    done = await sandbox.exec(["/bin/sh", "-c", _SET_UP, *arguments], timeout=timeout, cwd="/", user=step.agent_user)
+    await sandbox.exec(["/bin/rm", "-f", f"{place}.sh"], timeout=timeout, cwd="/")
     if done.timed_out or done.exit_code:
         how = f"ran past {timeout:g} s" if done.timed_out else f"ended with {done.exit_code}"
         raise TaskError(

@@ -29,8 +29,7 @@ from whippletree.types import Cause, CauseClass, StepResult, VerifierResult
 
 SOLUTION = "/solution"
 _SOLVE = f"""root=${{PWD%/}}
-chmod +x {SOLUTION[1:]}/solve.sh && cd "$root/$1" || exit 125
-exec "$root{SOLUTION}/solve.sh\""""
+cd "$root/$1" && exec "$root{SOLUTION}/solve.sh\""""
 
 Acting = Callable[[Task, Step, Sandbox], Awaitable[None]]
 
@@ -130,6 +129,7 @@ async def oracle(task: Task, step: Step, sandbox: Sandbox) -> None:
         where = f"steps/{step.name}/solution" if step.name else "solution"
         raise TaskError(f"{task.path}: there is no {where}/solve.sh", "write one, so that the task can be checked")
     await sandbox.put(Path(step.solution_dir), SOLUTION)
+    await sandbox.exec(["/bin/chmod", "+x", f"{SOLUTION[1:]}/solve.sh"], timeout=30.0, cwd="/")
     done = await sandbox.exec(
         ["/bin/sh", "-c", _SOLVE, "oracle", task.workdir.lstrip("/")],
         timeout=step.agent_timeout,

@@ -41,8 +41,9 @@ TRANSFER_LIMIT = 10.0  # seconds that copying in and reading out may take, toget
 # it can neither add to the tests nor turn a 0 into a broken verifier. A copy adds files and replaces none: as many entries as
 # were copied mean that nothing else is there. $1: entries in tests/, $2: working directory, $3: printed if there are more, $4:
 # printed first if files are where the rewards will be.
-# In the ordinary case the shell starts one program (mkdir) before the tests.
-_RUN = f"""root=${{PWD%/}} count=0
+# In the ordinary case the shell starts one program (mkdir) before the tests. Where the tests have a user of their own, all before
+# them is done as the sandbox's, and the place of the rewards is opened to that user: nothing else runs there any more.
+_PREPARE = f"""root=${{PWD%/}} count=0
 walk() {{
   for entry in "$1"/* "$1"/.[!.]* "$1"/..?*; do
     if [ -L "$entry" ]; then count=$((count + 1))
@@ -59,9 +60,12 @@ done
 if [ -L logs/verifier ]; then rm -f logs/verifier
 elif [ -e logs/verifier ]; then chmod -R u+rwX logs/verifier; rm -rf logs/verifier; fi
 mkdir -p logs/verifier || exit 125
-[ -x {TESTS[1:]}/test.sh ] || chmod +x {TESTS[1:]}/test.sh
-cd "$root/$2" 2>/dev/null || cd "$root/"
+[ -x {TESTS[1:]}/test.sh ] || chmod +x {TESTS[1:]}/test.sh"""
+_TEST = f"""cd "$root/$2" 2>/dev/null || cd "$root/"
 exec "$root{TESTS}/test.sh\""""
+_RUN = f"{_PREPARE}\n{_TEST}"
+_OPEN = f"{_PREPARE}\nchmod 777 logs/verifier"
+_RUN_AS = f"root=${{PWD%/}}\n{_TEST}"
 
 
 async def verify(
@@ -126,7 +130,7 @@ async def _run_tests(task: Task, sandbox: Sandbox, step: Step, limit: float) -> 
     crowded, planted = secrets.token_hex(16), secrets.token_hex(16)
     with tests_of(step) as tests:
         entries = sum(1 for _ in tests.rglob("*"))
-        argv = ["/bin/sh", "-c", _RUN, "verifier", str(entries), place.workdir.lstrip("/"), crowded, planted]
+        argv = ["verifier", str(entries), place.workdir.lstrip("/"), crowded, planted]
         found: tuple[str, ...] = ()
         try:
             await sandbox.put(tests, TESTS)
@@ -147,7 +151,15 @@ async def _run_tests(task: Task, sandbox: Sandbox, step: Step, limit: float) -> 
 
 async def _exec(sandbox: Sandbox, argv: list[str], step: Step, limit: float) -> ExecResult:
     judging = step.judging
-    return await sandbox.exec(argv, timeout=limit, environment=judging.environment, cwd="/", user=judging.user)
+    if not judging.user:
+        return await sandbox.exec(["/bin/sh", "-c", _RUN, *argv], timeout=limit, environment=judging.environment, cwd="/")
+    opened = await sandbox.exec(["/bin/sh", "-c", _OPEN, *argv], timeout=limit, cwd="/")
+    if opened.exit_code:
+        return opened
+    done = await sandbox.exec(
+        ["/bin/sh", "-c", _RUN_AS, *argv], timeout=limit, environment=judging.environment, cwd="/", user=judging.user
+    )
+    return msgspec.structs.replace(done, output=opened.output + done.output)
 
 
 async def _read_scores(sandbox: Sandbox, result: ExecResult) -> VerifierResult:

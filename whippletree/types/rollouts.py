@@ -37,7 +37,7 @@ class CauseClass(enum.StrEnum):
 
 
 class Cause(Struct):
-    """Why an attempt failed: class, the phase it was in, what happened, what to do.
+    """Why an attempt failed: class, the phase it was in, what happened, what to do. `step`: of a task with several, which.
 
     Example: Cause(cause=CauseClass.SANDBOX, phase="boot", message="bwrap exited 1: ...", next_step="run `whippletree check`")
     """
@@ -46,6 +46,7 @@ class Cause(Struct):
     phase: str
     message: str
     next_step: str = ""
+    step: str = ""
 
 
 class StepResult(Struct):
@@ -138,6 +139,13 @@ class Attempt(Struct):
     exit_status: str = ""
     sandbox: str = ""
     cut_short: Cause | None = None
+
+    def step_at(self, when: float) -> str:
+        """The step whose agent was at work at `when` (seconds since the epoch): that of a call received then. "" for none."""
+        for phase in self.phases:
+            if phase.name == "agent" and phase.started <= when <= phase.started + phase.seconds:
+                return phase.step
+        return ""
 
 
 class Rollout(Struct):
