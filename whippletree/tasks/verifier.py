@@ -41,8 +41,8 @@ TRANSFER_LIMIT = 10.0  # seconds that copying in and reading out may take, toget
 # it can neither add to the tests nor turn a 0 into a broken verifier. A copy adds files and replaces none: as many entries as
 # were copied mean that nothing else is there. $1: entries in tests/, $2: working directory, $3: printed if there are more, $4:
 # printed first if files are where the rewards will be.
-# In the ordinary case the shell starts one program (mkdir) before the tests. Where the tests have a user of their own, all before
-# them is done as the sandbox's, and the place of the rewards is opened to that user: nothing else runs there any more.
+# In the ordinary case the shell starts one program (mkdir) before the tests. Where the tests have a user of their own, all that
+# comes before them is done as the sandbox's, and the place of the rewards is opened: nothing else runs there any more.
 _PREPARE = f"""root=${{PWD%/}} count=0
 walk() {{
   for entry in "$1"/* "$1"/.[!.]* "$1"/..?*; do
