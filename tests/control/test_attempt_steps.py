@@ -215,3 +215,12 @@ async def test_stopping_between_the_steps_leaves_nothing(world: World, tmp_path:
     (attempt,) = world.store.attempts(names[0])
     assert world.boxes() == [] and attempt.cause is not None and attempt.cause.cause is CauseClass.CANCELLED
     assert attempt.result is not None and [step.reward for step in attempt.result.steps] == [1.0]
+
+
+async def test_tests_and_solution_are_not_there_while_the_agent_works(world: World, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "t")
+    (task / "solution").mkdir()
+    (task / "solution" / "solve.sh").write_text("#!/bin/sh\ntouch done\n")
+    look = 'find "$WHIPPLETREE_ROOT" -name "test.sh" -o -name "solve.sh" -o -name "reward.*" | grep . && exit 1; touch done'
+    rollout, _ = await run_one(world, task, settings={"command": look})
+    assert rollout.reward == 1.0

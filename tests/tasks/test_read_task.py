@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from whippletree.configuration import Config, field_docs
-from whippletree.errors import TaskError
+from whippletree.configuration import Config, convert, field_docs
+from whippletree.errors import ConfigurationError, TaskError
 from whippletree.tasks import format as task_format
 from whippletree.tasks import load_task, read_task
+from whippletree.tasks.keys import table_problems
 from whippletree.tasks.task import Healthcheck, Network
 
 
@@ -267,3 +270,22 @@ def test_every_key_says_what_becomes_of_it_and_is_in_the_documentation(table):
     for name in table.__struct_fields__:
         assert any(word in docs[name] for word in ("Applied", "Recorded", "Refused", "refused")), (table, name)
         assert name in page, (table, name)
+
+
+NAMES = sorted({name for table in TABLES for name in table.__struct_fields__})
+plain = st.one_of(st.text(max_size=3), st.integers(-2, 2), st.floats(), st.booleans(), st.sampled_from(["public", "mean"]))
+keys = st.sampled_from([*NAMES, "sauce"])
+values = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=4), max_leaves=20
+)
+
+
+@given(data=st.dictionaries(st.sampled_from(list(task_format.TaskFile.__struct_fields__)), values, max_size=4))
+def test_data_without_problems_converts_and_other_data_does_not(data):
+    found = list(table_problems(task_format.TaskFile, data, "task.toml"))
+    try:
+        convert(task_format.TaskFile, data, "task.toml")
+    except ConfigurationError:
+        assert found
+    else:
+        assert not found

@@ -90,6 +90,22 @@ async def test_a_separate_verifier_judges_what_was_handed_over(make_sandbox, mak
     assert check.problems == ()
 
 
+async def test_agent_and_tests_run_as_the_users_that_the_task_names(make_sandbox, make_task):
+    probe = make_sandbox(make_task(GRADE).sandbox_spec("users"))
+    await probe.start()
+    try:
+        await probe.exec(["/bin/true"], timeout=10.0, user="nobody")
+        await probe.exec(["/bin/true"], timeout=10.0, user="0")
+    except SandboxError as error:
+        pytest.skip(f"this backend has no users here: {error.cause}")
+    finally:
+        await probe.stop()
+    test = HEAD + '[ "$(cat answer.txt)" = nobody ] && [ "$(id -u)" = 0 ] && r=1 || r=0\necho $r > "$out/reward.txt"\n'
+    users = '[agent]\nuser = "nobody"\n[verifier]\nuser = 0\n'
+    result = await trial(make_task(test, solve="#!/bin/sh\nid -un > answer.txt\n", toml=users), make_sandbox)
+    assert (result.reward, result.tampering) == (1.0, ())
+
+
 async def test_a_sandbox_that_does_not_start_is_the_sandboxes_fault(make_task):
     class Dead:
         stopped = False

@@ -34,7 +34,7 @@ from typing import Any, Protocol
 import msgspec
 
 from whippletree import sandboxes
-from whippletree.control.config import ControlConfig
+from whippletree.control.config import ControlConfig, reward_rule
 from whippletree.control.launch import HIDDEN, KILL_SECONDS, Launcher, Launchers
 from whippletree.control.phases import CLEANUP, Ended, Phases
 from whippletree.control.policy import AgentEnd, SealReport, blame, cut_short, judge, row_of
@@ -179,7 +179,7 @@ class AttemptRun:
             if not goes_on(step, found):
                 await self._seal(end)
                 break
-        result = total(task, judged, self.parts.config.reward_rule())
+        result = total(task, judged, reward_rule(binding.reward, self.parts.config.reward))
         return msgspec.structs.replace(result, steps=tuple(self._steps)) if len(task.steps) > 1 else result
 
     async def _boot(self, task: Task, launcher: Launcher) -> SandboxHandle:

@@ -19,6 +19,20 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
+def check_reward(text: str) -> None:
+    """Raises ValueError where this is neither empty nor a reward expression."""
+    try:
+        reward_rule(text)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
+
+
+def reward_rule(*texts: str) -> RewardExpression | None:
+    """The first of these reward expressions that is not empty. Raises ConfigurationError."""
+    found = next((text for text in texts if text), "")
+    return RewardExpression(found) if found else None
+
+
 class DeadlineConfig(Config):
     """Limit of each phase of an attempt, in seconds."""
 
@@ -88,14 +102,7 @@ class ControlConfig(Config):
 
     def __post_init__(self) -> None:
         """Raises ValueError for a reward that is no expression; `convert` adds the key."""
-        try:
-            self.reward_rule()
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from error
-
-    def reward_rule(self) -> RewardExpression | None:
-        """The reward expression; None for none. Raises ConfigurationError."""
-        return RewardExpression(self.reward) if self.reward else None
+        check_reward(self.reward)
 
     def on_limit(self, cause: CauseClass) -> OnLimit:
         """What the setting of a cause says that has one (policy.LIMITS)."""
@@ -116,3 +123,9 @@ class HarnessBinding(Config):
     """Name of a shipped adapter, or "module:Class"; "" means the harness's name."""
     settings: dict[str, object] = {}
     """The adapter's settings."""
+    reward: str = ""
+    """The reward expression for these rollouts; "" means that of `control.reward`."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a reward that is no expression; `convert` adds the key."""
+        check_reward(self.reward)
