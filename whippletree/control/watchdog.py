@@ -11,7 +11,6 @@ Invariants (tests/control/test_watchdog.py):
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 import threading
@@ -50,8 +49,7 @@ class LoopWatch:
         finally:
             self._over.set()
             beating.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beating
+            await asyncio.wait({beating})
             thread.join()
 
     async def _keep_beating(self) -> None:

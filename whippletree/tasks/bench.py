@@ -10,7 +10,6 @@ Invariants (tests/tasks/test_bench.py):
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,8 +65,9 @@ class Bench:
         booting, self._booting = self._booting, None
         if booting is not None:
             booting.cancel()
-            with contextlib.suppress(asyncio.CancelledError, SandboxError):
-                await booting
+            await asyncio.wait({booting})
+            if not booting.cancelled():
+                booting.exception()  # taken note of: it was told where it mattered
         if self._own is not None:
             await self._own.stop()
 
