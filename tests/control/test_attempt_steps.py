@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sys
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 from attempt_parts import failed, run_one
 from control_world import REWARD, World, until, write_task
+from rich.console import Console
 
 from whippletree.control.config import DeadlineConfig
+from whippletree.loop.layout import Layout
 from whippletree.types import CauseClass
+from whippletree.ui.rollout import print_rollout
 
 STEPS = """
 [[steps]]
@@ -71,6 +75,10 @@ async def test_the_harness_is_launched_once_per_step_under_one_key(world: World,
     ]
     events = [event.data for event in world.store.events(rollout.spec.rollout_id) if event.kind == "phase"]
     assert [data["step"] for data in events if data["name"] == "agent"] == ["one", "two"]
+    console = Console(file=io.StringIO(), width=250, record=True)
+    print_rollout(world.store, Layout(world.directory), rollout.spec.rollout_id, tokens=False, console=console)
+    shown = console.export_text()
+    assert "agent of two" in shown and "step one: reward 1, Submitted" in shown and "#  step" in shown
     (kept,) = world.directory.glob("attempts/*/1/artifacts/two/app/done")
     assert json.loads((kept.parents[1] / "manifest.json").read_text())["step"] == "two"
 
