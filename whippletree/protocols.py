@@ -643,7 +643,9 @@ class Sandbox(Protocol):
 
 
 class AttemptSpec(Struct):
-    """What a harness needs to make one attempt. `base_url` ends in /v1 and is right for where the harness runs.
+    """What a harness needs to make one attempt. `base_url` ends in /v1 and is right for where the harness runs. `step`: of a
+    task with several steps, the one that this is (each is a launch of its own, in one sandbox); `user`: as whom to run it in
+    the sandbox ("" for the sandbox's own).
 
     Example: AttemptSpec(rollout_id="s0", attempt=1, instruction="Start at amber.", base_url="http://127.0.0.1:8000/v1",
                          api_key="wt-...", model="policy", workdir="/app", settings={"step_limit": 5}, output_dir="/run/x")
@@ -660,6 +662,8 @@ class AttemptSpec(Struct):
     timeout: float = 300.0
     settings: dict[str, object] = {}
     sandbox: SandboxHandle | None = None
+    step: str = ""
+    user: str = ""
 
 
 class LaunchPlan(Struct):
@@ -675,7 +679,8 @@ class LaunchPlan(Struct):
 
 
 class HarnessResult(Struct):
-    """How a harness ended. `cause` is set when it did not do its job (crash, endless error); running out of steps is no cause.
+    """How a harness ended. `crashed` is set when it did not do its job (crash, endless error); `ran_out` when a limit of its
+    own ended it: its time, or its budget of steps, tokens or cost.
 
     Example: HarnessResult(exit_status="Submitted", steps=3)
     """
@@ -684,6 +689,7 @@ class HarnessResult(Struct):
     steps: int = 0
     message: str = ""
     crashed: bool = False
+    ran_out: Literal["", "time", "budget"] = ""
 
 
 @runtime_checkable

@@ -53,7 +53,8 @@ def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> dic
 def test_the_commands_that_the_docs_name_are_there():
     assert set(commands(build_parser())) == {
         ("train",), ("eval",), ("gateway",), ("engine",), ("controller",), ("learner",), ("version",), ("report",),
-        ("tasks", "make"), ("tasks", "check"), ("tasks", "show"), ("harness", "list"), ("harness", "show"),
+        ("tasks", "make"), ("tasks", "list"), ("tasks", "validate"), ("tasks", "check"), ("tasks", "show"), ("tasks", "run"),
+        ("harness", "list"), ("harness", "show"),
         ("config", "show"), ("config", "check"), ("rollouts", "list"), ("rollouts", "show"),
         ("rollouts", "export"), ("rollouts", "reconcile"),
     }  # fmt: skip

@@ -50,6 +50,8 @@ class HttpHarness:
             subprocess.Popen(["sleep", "1000"], process_group=0)
         if "raise" in settings:
             raise RuntimeError(f"{settings['raise']} with {spec.api_key}")
+        if settings.get("reset_in") == spec.rollout_id:
+            raise ConnectionResetError(104, "Connection reset by peer")
         if "wrong" in settings:
             raise ConfigurationError("setting wrong is wrong", "leave it out")
         if "exit" in settings:
@@ -66,7 +68,7 @@ class HttpHarness:
             from whippletree.sandboxes import attach
 
             attach(spec.sandbox).exec(["/bin/sh", "-c", str(settings["command"])], timeout=20)
-        return HarnessResult(exit_status="Submitted", steps=steps)
+        return HarnessResult(exit_status="Submitted", steps=steps, ran_out=settings.get("ran_out", ""))
 
     def plan(self, spec: AttemptSpec) -> LaunchPlan:
         if "raise" in spec.settings:

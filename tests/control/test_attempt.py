@@ -7,30 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from attempt_parts import failed, run_one
 from control_world import REWARD, World, until, write_task
 
 from whippletree.control.config import DeadlineConfig
 from whippletree.engines.scripted import Faults
 from whippletree.sandboxes import SandboxConfig
-from whippletree.types import Attempt, CauseClass, Rollout
+from whippletree.types import CauseClass
 
 PHASES = ["boot", "setup", "agent", "seal", "verify", "cleanup"]
-
-
-async def run_one(world: World, task: Path, *, max_attempts: int = 1, **control: object) -> tuple[Rollout, Attempt]:
-    """One rollout to its end under a fresh controller: it, and its last attempt."""
-    names = world.add(1, task, max_attempts=max_attempts)
-    async with world.controlling(world.spec(**control)):
-        (rollout,) = await world.finished(names)
-    assert world.boxes() == []
-    return rollout, world.store.attempts(names[0])[-1]
-
-
-def failed(rollout: Rollout, cause: CauseClass, phase: str) -> str:
-    """Asserts that infrastructure failed, and returns the message."""
-    assert (rollout.state, rollout.reward) == ("failed", None)
-    assert rollout.cause is not None and (rollout.cause.cause, rollout.cause.phase) == (cause, phase), rollout.cause
-    return rollout.cause.message
 
 
 async def test_a_solved_task_goes_through_every_phase(world: World, tmp_path: Path) -> None:
@@ -56,6 +41,7 @@ async def test_a_time_out_is_still_verified(world: World, tmp_path: Path) -> Non
     task = write_task(tmp_path / "t", toml="[agent]\ntimeout_sec = 1.5\n")
     rollout, attempt = await run_one(world, task, settings={"command": "touch done; sleep 1000"})
     assert (rollout.state, rollout.reward, attempt.exit_status) == ("succeeded", 1.0, "deadline")
+    assert attempt.cut_short is not None and attempt.cut_short.cause is CauseClass.AGENT_TIMEOUT
 
 
 async def test_a_crash_is_the_harnesss_and_hides_the_key(world: World, tmp_path: Path) -> None:
@@ -88,7 +74,7 @@ async def test_wrong_settings_are_never_tried_again(world: World, tmp_path: Path
 
 async def test_an_adapter_that_cannot_plan_is_the_harnesss_fault(world: World, tmp_path: Path) -> None:
     rollout, _ = await run_one(world, write_task(tmp_path / "t"), launch="process", settings={"raise": "no plan"})
-    assert "no plan" in failed(rollout, CauseClass.HARNESS, "setup")
+    assert "no plan" in failed(rollout, CauseClass.SETUP, "setup")
 
 
 async def test_a_sandbox_that_dies_under_a_tenant_is_the_sandboxes_fault(world: World, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from whippletree.configuration import convert, field_docs
-from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBinding, PoolConfig
+from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBinding, PoolConfig, reward_rule
 from whippletree.control.policy import RestartPolicy
 from whippletree.control.process import ControllerSpec, gateway_address, sandbox_prefix
 from whippletree.errors import ConfigurationError
@@ -18,7 +18,16 @@ def test_every_default_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"concurrency": 0}, {"deadlines": {"agent": 0}}, {"pool": {"hosts": -1}}, {"launch": "thread"}, {"concurency": 3}]
+    "wrong",
+    [
+        {"concurrency": 0},
+        {"deadlines": {"agent": 0}},
+        {"pool": {"hosts": -1}},
+        {"launch": "thread"},
+        {"concurency": 3},
+        {"reward": "a.b"},
+        {"agent_timeout": "maybe"},
+    ],
 )
 def test_a_wrong_setting_is_refused(wrong: dict) -> None:
     with pytest.raises(ConfigurationError, match=r"run\.toml"):
@@ -28,6 +37,15 @@ def test_a_wrong_setting_is_refused(wrong: dict) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_field_is_documented(kind: type) -> None:
     assert set(field_docs(kind)) == set(kind.__struct_fields__)
+
+
+def test_the_reward_of_a_source_comes_before_that_of_the_run() -> None:
+    rule = reward_rule("", "a + b")
+    assert rule is not None and rule.text == "a + b"
+    assert (rule := reward_rule("a", "b")) is not None and rule.text == "a"
+    assert reward_rule("", "") is None
+    with pytest.raises(ConfigurationError, match=r"run\.toml.*reward = 'a \+'"):
+        convert(HarnessBinding, {"harness": "h", "reward": "a +"}, "run.toml")
 
 
 def test_gateway_addresses() -> None:

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from whippletree.control.policy import (
-    NEVER_AGAIN,
+    LIMITS,
+    TABLE,
     AgentEnd,
     RestartPolicy,
     Restarts,
+    Row,
     SealReport,
+    blame,
+    cut_short,
     decide,
+    failure_table,
     judge,
+    row_of,
+)
+from whippletree.errors import (
+    AlignmentError,
+    ConfigurationError,
+    HarnessError,
+    SandboxError,
+    TaskError,
+    VerifierError,
 )
 from whippletree.protocols import HarnessResult
 from whippletree.types import Call, CallTimes, Cause, CauseClass, Sampling
 
 ANSWERED = SealReport()
-OTHERS = [cause for cause in CauseClass if cause not in NEVER_AGAIN and cause is not CauseClass.CANCELLED]
+NEVER = [row for row in TABLE if row.retry == "never"]
+OTHERS = [row for row in TABLE if row.retry == "attempts"]
 
 
 def call(sampled: int = 5, error: str = "") -> Call:
@@ -42,28 +59,54 @@ def end(status: str = "Submitted", *, crashed: bool = False, message: str = "", 
     return AgentEnd(result=HarnessResult(exit_status=status, crashed=crashed, message=message), timed_out=timed_out)
 
 
-@pytest.mark.parametrize("cause", sorted(NEVER_AGAIN))
-def test_a_faulty_task_or_configuration_is_never_tried_again(cause: CauseClass) -> None:
-    assert not decide(cause, 1, 10).requeue
+def test_every_cause_has_its_line_and_only_limits_have_several() -> None:
+    assert {row.cause for row in TABLE} == set(CauseClass)
+    for cause in CauseClass:
+        settings = [row.setting for row in TABLE if row.cause is cause]
+        assert settings == (["score", "mask", "retry"] if cause in LIMITS else [""])
+        for setting in settings:
+            assert row_of(cause, setting).setting == setting
+    assert row_of(CauseClass.TASK, "mask").cause is CauseClass.TASK  # the setting of a cause without one is nothing
+
+
+def test_a_reward_is_valid_only_where_a_verifier_was_asked_and_then_nothing_is_tried_again() -> None:
+    valid = [row for row in TABLE if row.reward_valid]
+    assert {(row.cause, row.setting) for row in valid} == {(cause, "score") for cause in LIMITS}
+    assert all(row.graded and row.retry == "never" for row in valid)
+    assert not any(row.graded for row in TABLE if not row.reward_valid)
+
+
+def test_the_table_in_the_documentation_is_this_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "control.md").read_text(encoding="utf-8")
+    assert failure_table() in page
+
+
+@pytest.mark.parametrize("row", NEVER, ids=lambda row: f"{row.cause}-{row.setting}")
+def test_a_faulty_task_or_configuration_is_never_tried_again(row: Row) -> None:
+    assert not decide(row, 1, 10).requeue
+
+
+def test_task_and_configuration_are_among_them() -> None:
+    assert {CauseClass.TASK, CauseClass.CONFIGURATION} <= {row.cause for row in NEVER}
 
 
 @given(attempt=st.integers(1, 50), limit=st.integers(1, 50))
 def test_a_cancelled_attempt_is_always_tried_again(attempt: int, limit: int) -> None:
-    decision = decide(CauseClass.CANCELLED, attempt, limit)
+    decision = decide(row_of(CauseClass.CANCELLED), attempt, limit)
     assert decision.requeue and decision.delay == 0.0
 
 
-@given(cause=st.sampled_from(OTHERS), attempt=st.integers(1, 50), limit=st.integers(1, 50))
-def test_other_causes_are_tried_again_until_the_attempts_are_used_up(cause: CauseClass, attempt: int, limit: int) -> None:
-    decision = decide(cause, attempt, limit)
+@given(row=st.sampled_from(OTHERS), attempt=st.integers(1, 50), limit=st.integers(1, 50))
+def test_other_causes_are_tried_again_until_the_attempts_are_used_up(row: Row, attempt: int, limit: int) -> None:
+    decision = decide(row, attempt, limit)
     assert decision.requeue == (attempt < limit)
     assert 0.0 <= decision.delay <= 8.0
 
 
 def test_faults_that_may_lie_outside_the_sandbox_are_given_growing_time() -> None:
-    delays = [decide(CauseClass.GATEWAY, attempt, 99).delay for attempt in range(1, 9)]
+    delays = [decide(row_of(CauseClass.GATEWAY), attempt, 99).delay for attempt in range(1, 9)]
     assert delays == sorted(delays) and delays[0] > 0.0 and delays[-1] == 8.0
-    assert decide(CauseClass.HOST_LOST, 1, 3).delay == 0.0
+    assert decide(row_of(CauseClass.HOST_LOST), 1, 3).delay == 0.0
 
 
 @pytest.mark.parametrize("agent", [end(), end("LimitsExceeded"), end("deadline", timed_out=True)])
@@ -97,6 +140,39 @@ def test_a_cause_that_the_launcher_found_stands() -> None:
 
 def test_a_late_gateway_does_not_spoil_a_finished_attempt() -> None:
     assert judge(end(), SealReport(gateway_trouble="restarting"), [call()]) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "cause"),
+    [
+        (TaskError("x"), "boot", CauseClass.TASK),
+        (TaskError("x"), "setup", CauseClass.SETUP),
+        (TaskError("x"), "healthcheck", CauseClass.SETUP),
+        (HarnessError("x"), "setup", CauseClass.SETUP),
+        (HarnessError("x"), "agent", CauseClass.HARNESS),
+        (SandboxError("x"), "setup", CauseClass.SANDBOX),
+        (SandboxError("x"), "collect", CauseClass.SANDBOX),
+        (ConfigurationError("x"), "setup", CauseClass.CONFIGURATION),
+        (AlignmentError("x"), "seal", CauseClass.CAPTURE),
+        (VerifierError("x"), "verify", CauseClass.VERIFIER),
+        (KeyError("x"), "verify", CauseClass.VERIFIER),
+        (KeyError("x"), "", CauseClass.SANDBOX),
+    ],
+)
+def test_an_error_is_blamed_on_what_it_says_or_on_its_phase(error: Exception, phase: str, cause: CauseClass) -> None:
+    assert blame(error, phase) is cause
+
+
+def test_an_agent_that_was_stopped_is_told_from_one_that_ended() -> None:
+    assert cut_short(end(), 3.0) is None
+    stopped = [
+        (end("deadline", timed_out=True), CauseClass.AGENT_TIMEOUT),
+        (AgentEnd(result=HarnessResult(exit_status="TimeExceeded", ran_out="time")), CauseClass.AGENT_TIMEOUT),
+        (AgentEnd(result=HarnessResult(exit_status="LimitsExceeded", ran_out="budget")), CauseClass.BUDGET),
+    ]
+    for agent, kind in stopped:
+        cause = cut_short(agent, 3.0)
+        assert cause is not None and (cause.cause, cause.phase) == (kind, "agent") and cause.next_step
 
 
 def test_restarts_back_off_and_run_out() -> None:

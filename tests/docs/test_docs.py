@@ -26,6 +26,7 @@ from whippletree.loop.config import RunConfig
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 MINIMAL: dict[str, Any] = {"sources": [{"name": "trail", "tasks": {"kind": "trail"}}]}
 TASK_TOML = {"version", "schema_version", "metadata", "agent", "verifier", "environment", "solution", "task", "author"}
+TASK_TOML |= {"steps", "artifacts", "multi_step_reward_strategy"}
 SUFFIXES = {
     "py",
     "toml",

@@ -96,7 +96,7 @@ def record(status: str, calls: int = 3, submission: str = "") -> bytes:
     ("code", "trajectory", "expected"),
     [
         (0, record("Submitted", submission="42"), HarnessResult(exit_status="Submitted", steps=3, message="42")),
-        (0, record("LimitsExceeded"), HarnessResult(exit_status="LimitsExceeded", steps=3)),
+        (0, record("LimitsExceeded"), HarnessResult(exit_status="LimitsExceeded", steps=3, ran_out="budget")),
         (1, record("ContextWindowExceededError"), HarnessResult(exit_status="ContextWindowExceededError", steps=3)),
         (
             1,
@@ -104,7 +104,7 @@ def record(status: str, calls: int = 3, submission: str = "") -> bytes:
             HarnessResult(exit_status="AuthenticationError", steps=3, crashed=True, message="end"),
         ),
         (1, None, HarnessResult(exit_status="Exit1", crashed=True, message="end")),
-        (124, record(""), HarnessResult(exit_status="TimedOut", steps=3, message="ended at its time limit")),
+        (124, record(""), HarnessResult(exit_status="TimedOut", steps=3, message="ended at its time limit", ran_out="time")),
         (124, record("Submitted"), HarnessResult(exit_status="Submitted", steps=3)),
         (-9, record(""), HarnessResult(exit_status="Exit-9", steps=3, crashed=True, message="end")),
     ],

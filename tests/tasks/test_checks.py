@@ -33,8 +33,13 @@ class Counted:
 async def test_a_sound_task_has_no_problems(make_sandbox, make_task):
     counted = Counted(make_sandbox)
     check = await check_task(make_task(SOUND), counted)
-    assert (check.problems, check.oracle.reward, check.idle.reward) == ((), 1.0, 0.0)
-    assert counted.made == counted.stopped == 2
+    assert check.problems == ()
+    assert [[result.reward for result in runs] for runs in (check.oracle, check.no_op, check.untouched)] == [
+        [1.0, 1.0],
+        [0.0, 0.0],
+        [0.0, 0.0],
+    ]
+    assert counted.made == counted.stopped == 6
 
 
 async def test_every_kind_of_trail_is_sound(make_sandbox, tmp_path):
@@ -43,7 +48,7 @@ async def test_every_kind_of_trail_is_sound(make_sandbox, tmp_path):
     for path in (heldout[0], heldout[3]):  # the shallowest without decoys, the deepest with two
         check = await check_task(load_task(path), make_sandbox)
         assert check.problems == (), check
-        assert (check.oracle.reward, check.idle.reward) == (1.0, 0.0)
+        assert (check.oracle[0].reward, check.untouched[0].reward) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ async def test_every_kind_of_trail_is_sound(make_sandbox, tmp_path):
         (HEAD + 'echo 1 > "$out/reward.txt"\n', "#!/bin/sh\n", "doing nothing earns 1"),
         (SOUND, "#!/bin/sh\necho no > answer.txt\n", "the oracle earns 0"),
         (SOUND, "#!/bin/sh\necho lost; exit 4\n", r"solve.sh ended with 4: lost"),
-        ("#!/bin/sh\n", "#!/bin/sh\n", "the verifier failed after doing nothing"),
+        ("#!/bin/sh\n", "#!/bin/sh\n", "the verifier failed on doing nothing"),
         (SOUND, None, "no solution/solve.sh"),
     ],
 )

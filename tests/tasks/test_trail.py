@@ -87,11 +87,11 @@ def test_written_tasks_load_and_are_labelled(tmp_path):
     for path, trail in zip(heldout, TrailStream(FAMILY).heldout, strict=True):
         task = load_task(path)
         assert task.task_id == trail.task_id
-        assert task.instruction == trail.instruction
+        assert task.steps[0].instruction == trail.instruction
         assert task.workdir == "/app"
         assert task.labels["depth"] == str(trail.depth)
         assert task.labels["decoys"] == str(len(trail.decoys))
-    assert trail.code not in task.instruction
+    assert trail.code not in task.steps[0].instruction
 
 
 def test_a_directory_with_other_tasks_is_not_touched(tmp_path):

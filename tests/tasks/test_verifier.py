@@ -210,7 +210,7 @@ async def test_a_silent_sandbox_is_waited_for_with_a_limit(make_task, monkeypatc
 async def test_tests_that_vanished_are_the_tasks_fault(make_sandbox, make_task):
     task = make_task(CHECK_ANSWER)
     async with running(make_sandbox, task) as sandbox:
-        shutil.rmtree(task.tests_dir)
+        shutil.rmtree(task.steps[0].judging.tests[0])
         result = await verify(task, sandbox, timeout=20.0)
     assert result.reward is None
     assert result.cause.cause in (CauseClass.TASK, CauseClass.SANDBOX)

@@ -1,9 +1,8 @@
-"""Commands that look: tasks, harness, config, rollouts, report."""
+"""Commands that look: harness, config, rollouts, report."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,76 +13,20 @@ from whippletree.configuration import apply_override, convert, dump, load
 from whippletree.errors import ConfigurationError
 from whippletree.loop.config import RunConfig
 from whippletree.loop.layout import Layout
-from whippletree.protocols import Sandbox, SandboxSpec, Store
+from whippletree.protocols import Store
 from whippletree.store import open_store
-from whippletree.tasks.config import TrailFamily
 from whippletree.traces import Trace
 from whippletree.types import Rollout
-
-NO_GATEWAY = ("127.0.0.1", 9)  # sandboxes of a task check are made without a network, so this is never used
 
 
 def add_commands(commands: Any) -> None:
     """Register the commands of this module."""
-    _add_tasks(commands)
     _add_harness(commands)
     _add_config(commands)
     _add_rollouts(commands)
     report = commands.add_parser("report", help="write report.html and report.png of a run")
     report.add_argument("run_dir", type=Path)
     report.set_defaults(run=_report)
-
-
-# --- tasks -----------------------------------------------------------------------------------------------------------
-
-
-def _add_tasks(commands: Any) -> None:
-    tasks = commands.add_parser("tasks", help="make, check and show tasks").add_subparsers(dest="action", required=True)
-    make = tasks.add_parser("make", help="write the tasks of a generated family")
-    make.add_argument("directory", type=Path)
-    family = TrailFamily()
-    for name, text in (("train", "training tasks"), ("heldout", "held-out tasks"), ("seed", "draws everything")):
-        default = getattr(family, name)
-        make.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text}; default: {default}")
-    make.set_defaults(run=_tasks_make)
-    check = tasks.add_parser("check", help="oracle passes, doing nothing fails")
-    check.add_argument("paths", type=Path, nargs="+", metavar="TASK")
-    check.set_defaults(run=_tasks_check)
-    show = tasks.add_parser("show", help="print what was read of a task")
-    show.add_argument("path", type=Path)
-    show.set_defaults(run=_tasks_show)
-
-
-def _tasks_make(arguments: argparse.Namespace) -> int:
-    from whippletree.tasks.trail import write_tasks
-
-    family = TrailFamily(train=arguments.train, heldout=arguments.heldout, seed=arguments.seed)
-    train, heldout = write_tasks(arguments.directory, family)
-    print(f"{len(train)} training tasks and {len(heldout)} held-out tasks in {arguments.directory}")
-    return 0
-
-
-def _tasks_check(arguments: argparse.Namespace) -> int:
-    from whippletree.sandboxes import SandboxConfig, create
-    from whippletree.tasks import load_task
-    from whippletree.tasks.checks import check_task
-
-    def sealed_off(spec: SandboxSpec) -> Sandbox:
-        return create(SandboxConfig(), msgspec.structs.replace(spec, gateway_port=0), gateway=("127.0.0.1", 0))
-
-    failures = 0
-    for path in arguments.paths:
-        result = asyncio.run(check_task(load_task(path), sealed_off))
-        failures += bool(result.problems)
-        print(f"{'FAIL' if result.problems else 'ok  '} {path}", *result.problems, sep="\n     ")
-    return 1 if failures else 0
-
-
-def _tasks_show(arguments: argparse.Namespace) -> int:
-    from whippletree.tasks import load_task
-
-    print(msgspec.json.format(msgspec.json.encode(load_task(arguments.path))).decode())
-    return 0
 
 
 # --- harness ---------------------------------------------------------------------------------------------------------

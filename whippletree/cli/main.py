@@ -3,7 +3,8 @@
     train RUN.toml          everything on this machine: engine, gateway, controller, learner
     eval RUN.toml           held-out tasks only
     gateway | engine | controller | learner --run-dir DIR    one process of a run
-    tasks make | check | show       harness list | show       config show | check
+    tasks make | list | validate | show | check | run
+    harness list | show             config show | check
     rollouts list | show            report DIR                version
 
 Invariants (tests/cli/test_cli.py):
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Sequence
 
 from whippletree import __version__
-from whippletree.cli import inspecting, services, training
+from whippletree.cli import inspecting, services, tasks, training
 from whippletree.errors import WhippletreeError
 
 
@@ -30,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     training.add_commands(commands)
     services.add_commands(commands)
+    tasks.add_commands(commands)
     inspecting.add_commands(commands)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_print_version)

@@ -127,7 +127,9 @@ def _controller(arguments: argparse.Namespace) -> int:
         model=config.gateway.model,
         ready_file=str(layout.ready("controller")),
         harnesses=tuple(
-            HarnessBinding(harness=source.harness.name, source=source.name, settings=source.harness.settings)
+            HarnessBinding(
+                harness=source.harness.name, source=source.name, settings=source.harness.settings, reward=source.reward
+            )
             for source in config.sources
         ),
         sandbox=config.sandbox,

@@ -1,17 +1,20 @@
 """One attempt at a rollout, from a cold sandbox to an outcome.
 
-    boot ─► setup ─► agent ─► seal ─► verify ─► cleanup
-    task,   files    the      no      reward    sandbox gone
-    sandbox          harness  more
-                              calls
+    boot ─► healthcheck ─► setup ─► agent ─► seal ─► collect ─► verify ─► cleanup
+    task,   of the         files    the      no      hooks,     tests     sandboxes
+    sandbox task           │        harness  more    artifacts  │         gone
+                           └──── once per step of the task ─────┘
+                           (seal: after the last one that is run)
 
-Every phase has its own limit and is recorded with its seconds. A harness that ran out of time or steps did its job: it is
-verified. Everything else that goes wrong is a cause with the reward left None.
+Every phase has its own limit, all of them together have one, and each is recorded with its seconds. A harness that ran out of
+time or budget did its job: what follows is a setting. Everything else that goes wrong is a cause with the reward left None; the
+failure table (policy) says what follows from it.
 
-Invariants (tests/control/test_attempt.py):
+Invariants (tests/control/test_attempt.py, test_attempt_steps.py):
 - `run` returns exactly one outcome, with a reward or a cause, and raises nothing, also when it is cancelled in any phase;
-- no call is accepted once `seal` has begun, and nothing of the agent runs while the verifier judges;
-- when `run` returns the sandbox is gone, or its cleanup ran past its own limit and the record says so;
+- no call is accepted once `seal` has begun, and nothing of the agent runs while a verifier judges;
+- when `run` returns the sandboxes are gone, or their cleanup ran past its own limit and the record says so;
+- an agent that was stopped at a limit is told from one that ended, and runs no further step;
 - the attempt's key is in no record.
 """
 
@@ -22,9 +25,8 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,37 +34,29 @@ from typing import Any, Protocol
 import msgspec
 
 from whippletree import sandboxes
-from whippletree.control.config import ControlConfig
-from whippletree.control.launch import HIDDEN, KILL_SECONDS, Agent, Launcher, Launchers
-from whippletree.control.policy import MESSAGE_LIMIT, AgentEnd, SealReport, judge
-from whippletree.errors import ConfigurationError, HarnessError, SandboxError, TaskError, WhippletreeError
+from whippletree.control.config import ControlConfig, reward_rule
+from whippletree.control.launch import HIDDEN, KILL_SECONDS, Launcher, Launchers
+from whippletree.control.phases import CLEANUP, Ended, Phases
+from whippletree.control.policy import AgentEnd, SealReport, blame, cut_short, judge, row_of
+from whippletree.errors import ConfigurationError, SandboxError, WhippletreeError
 from whippletree.gateway.keys import mint
 from whippletree.gateway.ownership import owner
-from whippletree.protocols import AttemptSpec, SandboxHandle, Store
+from whippletree.protocols import AttemptSpec, SandboxHandle, SandboxSpec, Store
 from whippletree.sandboxes.config import SandboxConfig
-from whippletree.tasks import Task, load_task
-from whippletree.tasks.verifier import verify
-from whippletree.types import Attempt, Cause, CauseClass, Event, Phase, RolloutSpec, VerifierResult
+from whippletree.tasks import Step, Task, load_task
+from whippletree.tasks.artifacts import Manifest, collect
+from whippletree.tasks.bench import Bench
+from whippletree.tasks.preparing import await_health, prepare_step
+from whippletree.tasks.scores import goes_on, step_result, total
+from whippletree.tasks.verifier import clear
+from whippletree.types import Attempt, Cause, CauseClass, Event, Phase, RolloutSpec, StepResult, VerifierResult
 
 log = logging.getLogger(__name__)
 
-INTERRUPTIBLE = ("", "boot", "setup", "agent")  # later phases are short, and their tokens are paid for
+INTERRUPTIBLE = ("", "boot", "healthcheck", "setup", "agent")  # later phases are short, and their tokens are paid for
+STEP_PHASES = ("setup", "healthcheck", "agent", "collect", "verify")
 INNER_PORT = 8000  # where the gateway is reached on 127.0.0.1 inside an isolated sandbox
 VERIFY_SLACK = 15.0  # seconds beyond the verifier's own limit, for copying tests in and the reward out
-
-_BY_ERROR: tuple[tuple[type[WhippletreeError], CauseClass], ...] = (
-    (TaskError, CauseClass.TASK),
-    (SandboxError, CauseClass.SANDBOX),
-    (HarnessError, CauseClass.HARNESS),
-    (ConfigurationError, CauseClass.CONFIGURATION),
-)
-_BY_PHASE = {
-    "boot": CauseClass.SANDBOX,
-    "setup": CauseClass.HARNESS,
-    "agent": CauseClass.HARNESS,
-    "seal": CauseClass.GATEWAY,
-    "verify": CauseClass.VERIFIER,
-}
 
 
 class Sealer(Protocol):
@@ -92,14 +86,6 @@ class Parts:
     starting: asyncio.Semaphore
 
 
-class _Ended(Exception):
-    """A phase found the cause that ends the attempt."""
-
-    def __init__(self, cause: Cause) -> None:
-        super().__init__(cause.message)
-        self.cause = cause
-
-
 def slug(rollout_id: str) -> str:
     """A name for paths and processes: readable, safe, and different for different ids."""
     safe = re.sub(r"[^A-Za-z0-9_-]+", "-", rollout_id)[:24]
@@ -113,11 +99,22 @@ class AttemptRun:
         self.parts = parts
         self.spec = spec
         self.attempt = attempt
-        self.phase = ""
         self.key = mint(parts.secret, spec.rollout_id, attempt.attempt)
-        self._phases: list[Phase] = []
+        self._phases = Phases(parts.config.deadlines.total, self._report)
+        self._name = f"{parts.prefix}{slug(spec.rollout_id)}-{attempt.attempt}"
+        self._directory = parts.directory / "attempts" / slug(spec.rollout_id) / str(attempt.attempt)
         self._sandbox: sandboxes.Box | None = None
+        self._benches: list[Bench] = []
+        self._steps: list[StepResult] = []
         self._exit_status = ""
+        self._cut_short: Cause | None = None
+        self._sealed = False
+        self._step = ""
+
+    @property
+    def phase(self) -> str:
+        """The phase that it is in."""
+        return self._phases.name
 
     @property
     def interruptible(self) -> bool:
@@ -133,48 +130,66 @@ class AttemptRun:
             cause = result.cause if result.reward is None else None
         except asyncio.CancelledError:
             cause = self._cause(CauseClass.CANCELLED, "the attempt was stopped", "it is tried again")
-        except _Ended as end:
+        except Ended as end:
             cause = end.cause
         except WhippletreeError as error:
-            kind = next((kind for type_, kind in _BY_ERROR if isinstance(error, type_)), _BY_PHASE[self.phase])
-            cause = self._cause(kind, error.cause, error.next_step)
+            cause = self._cause(blame(error, self.phase), error.cause, error.next_step)
         except Exception as error:
             log.exception("%s attempt %d: unexpected error in phase %s", self.spec.rollout_id, self.attempt.attempt, self.phase)
-            cause = self._cause(_BY_PHASE[self.phase], f"unexpected {error!r}", "the controller's log has the traceback")
+            cause = self._cause(blame(error, self.phase), f"unexpected {error!r}", "the controller's log has the traceback")
         await to_the_end(self._clean_up())
         if result is not None and result.reward is None and cause is None:
             cause = self._cause(CauseClass.VERIFIER, "the verifier gave neither a reward nor a cause", "mend the verifier")
+        if result is None and self._steps:
+            result = VerifierResult(reward=None, cause=self._hide(cause), steps=tuple(self._steps))
         return msgspec.structs.replace(
             self.attempt,
             finished=time.time(),
-            phases=tuple(self._phases),
+            phases=tuple(self._phases.done),
             result=result,
             cause=self._hide(cause),
             exit_status=self._exit_status,
             sealed=True,
             sandbox=_name(self._sandbox.handle) if self._sandbox else "",
+            cut_short=self._hide(self._cut_short),
         )
 
     async def _work(self) -> VerifierResult:
         limits = self.parts.config.deadlines
-        async with self.parts.starting, self._in("boot", limits.boot):
-            launcher, binding = self.parts.launchers.find(self.spec)
-            task = await asyncio.to_thread(load_task, Path(self.spec.task_path))
-            handle = await self._boot(task, launcher)
-        timeout = min(limits.agent, task.agent_timeout)
-        spec = self._attempt_spec(task, handle, launcher.inside, timeout, binding.settings)
-        async with self._in("setup", limits.setup):
-            agent = await launcher.setup(spec, self._box)
-        end = await self._run_agent(agent, timeout, launcher.slack)
-        await self._seal(end)
-        return await self._verify(task)
+        async with self.parts.starting:
+            self._phases.begin()
+            async with self._phases.enter("boot", limits.boot):
+                launcher, binding = self.parts.launchers.find(self.spec)
+                task = await asyncio.to_thread(load_task, Path(self.spec.task_path), self.parts.config.variables)
+                _check_users(task, launcher)
+                handle = await self._boot(task, launcher)
+        if task.place.healthcheck is not None:
+            async with self._phases.enter("healthcheck", limits.healthcheck):
+                await await_health(task.place.healthcheck, self._box)
+        judged: list[VerifierResult] = []
+        for step in task.steps:
+            end, bench = await self._act(task, step, handle, launcher, binding.settings)
+            if step is task.steps[-1] or _stops(end):
+                await self._seal(end)
+            found = await self._judge(task, step, bench)
+            judged.append(found)
+            self._steps.append(step_result(step, found, exit_status=self._exit_status, cut_short=self._cut_short))
+            if found.cause is not None or self._sealed:
+                break
+            if not goes_on(step, found):
+                await self._seal(end)
+                break
+        result = total(task, judged, reward_rule(binding.reward, self.parts.config.reward))
+        return msgspec.structs.replace(result, steps=tuple(self._steps)) if len(task.steps) > 1 else result
 
     async def _boot(self, task: Task, launcher: Launcher) -> SandboxHandle:
-        name = f"{self.parts.prefix}{slug(self.spec.rollout_id)}-{self.attempt.attempt}"
         port = INNER_PORT if launcher.inside else 0
-        spec = msgspec.structs.replace(task.sandbox_spec(name, gateway_port=port), read_only=launcher.read_only)
-        self._sandbox = sandboxes.create(self.parts.sandbox, spec, gateway=self._gateway)
+        spec = msgspec.structs.replace(task.sandbox_spec(self._name, gateway_port=port), read_only=launcher.read_only)
+        self._sandbox = self._make(spec)
         return await self._sandbox.start()
+
+    def _make(self, spec: SandboxSpec) -> sandboxes.Box:
+        return sandboxes.create(self.parts.sandbox, spec, gateway=self._gateway)
 
     @property
     def _gateway(self) -> tuple[str, int]:
@@ -190,15 +205,15 @@ class AttemptRun:
         return self._sandbox
 
     def _attempt_spec(
-        self, task: Task, handle: SandboxHandle, inside: bool, timeout: float, settings: dict[str, object]
+        self, step: Step, handle: SandboxHandle, *, inside: bool, timeout: float, settings: dict[str, object]
     ) -> AttemptSpec:
         host, port = self._box.gateway if inside else self._gateway
-        directory = self.parts.directory / "attempts" / slug(self.spec.rollout_id) / str(self.attempt.attempt)
+        directory = self._directory / "steps" / step.name if step.name else self._directory
         directory.mkdir(parents=True, exist_ok=True)
         return AttemptSpec(
             rollout_id=self.spec.rollout_id,
             attempt=self.attempt.attempt,
-            instruction=task.instruction,
+            instruction=step.instruction,
             base_url=f"http://{f'[{host}]' if ':' in host else host}:{port}/v1",
             api_key=self.key,
             model=self.parts.model,
@@ -207,22 +222,48 @@ class AttemptRun:
             timeout=timeout,
             settings=settings,
             sandbox=handle,
+            step=step.name,
+            user=step.agent_user,
         )
 
-    async def _run_agent(self, agent: Agent, timeout: float, slack: float) -> AgentEnd:
-        async with self._in("agent", timeout + slack):
+    async def _act(
+        self, task: Task, step: Step, handle: SandboxHandle, launcher: Launcher, settings: dict[str, object]
+    ) -> tuple[AgentEnd, Bench]:
+        """Set a step up and run the harness in it, while the verifier's own sandbox, if it has one, boots."""
+        limits = self.parts.config.deadlines
+        timeout = min(limits.agent, step.agent_timeout)
+        spec = self._attempt_spec(step, handle, inside=launcher.inside, timeout=timeout, settings=settings)
+        self._step = step.name
+        async with self._phases.enter("setup", limits.setup, step.name):
+            if self._steps:
+                await clear(self._box)
+            await prepare_step(task, step, self._box, timeout=limits.setup)
+            agent = await launcher.setup(spec, self._box)
+        if step.healthcheck is not None:
+            async with self._phases.enter("healthcheck", limits.healthcheck, step.name):
+                await await_health(step.healthcheck, self._box)
+        bench = Bench(task, step, self._make, f"{self._name}-v{len(self._benches)}")
+        self._benches.append(bench)
+        async with self._phases.enter("agent", timeout + launcher.slack, step.name):
+            bench.begin()
             end = await agent.run(timeout)
             self._exit_status = end.result.exit_status
-        return end
+            self._cut_short = cut_short(end, timeout)
+        return end, bench
 
     async def _seal(self, end: AgentEnd) -> None:
         """Close the attempt at the gateway, end what the agent left running, and decide whether it can be verified."""
         limit = self.parts.config.deadlines.seal
-        async with self._in("seal", limit + 2 * KILL_SECONDS):
+        async with self._phases.enter("seal", limit + 2 * KILL_SECONDS):
             report = await self.parts.sealer.seal(self.spec.rollout_id, self.attempt.attempt, limit, crashed=end.result.crashed)
+            self._sealed = True
             calls = await asyncio.to_thread(self.parts.store.calls, self.spec.rollout_id, self.attempt.attempt)
             if cause := judge(end, report, calls):
-                raise _Ended(cause)
+                self._cut_short = None
+                raise Ended(cause)
+            if (short := self._cut_short) and not row_of(short.cause, self.parts.config.on_limit(short.cause)).graded:
+                self._cut_short = None
+                raise Ended(short)
             await self._kill_all()
 
     async def _kill_all(self) -> None:
@@ -232,58 +273,64 @@ class AttemptRun:
         except TimeoutError as error:
             raise SandboxError(f"its processes did not end within {KILL_SECONDS:g} s") from error
 
-    async def _verify(self, task: Task) -> VerifierResult:
-        limit = min(self.parts.config.deadlines.verify, task.verifier_timeout)
-        async with self._in("verify", limit + VERIFY_SLACK):
-            return await verify(task, self._box, timeout=limit)
+    async def _judge(self, task: Task, step: Step, bench: Bench) -> VerifierResult:
+        """The step's scores, or the cause that there are none. Nothing of the agent runs any more."""
+        limits = self.parts.config.deadlines
+        directory = self._directory / "artifacts" / step.name
+        manifest = Manifest(step=step.name)
+        if not self._sealed or step.artifacts or step.judging.collect:
+            async with self._phases.enter("collect", limits.collect, step.name):
+                await self._kill_all()
+                manifest = await collect(task, step, self._box, directory)
+        limit = min(limits.verify, step.judging.timeout)
+        async with self._phases.enter("verify", limit * (1 + bench.separate) + VERIFY_SLACK, step.name):
+            return await bench.judge(self._box, manifest, directory, timeout=limit)
 
     async def _clean_up(self) -> None:
         if self._sandbox is None:
             return
         limit = self.parts.config.deadlines.cleanup
         try:
-            async with self._in("cleanup", limit):
-                await self._sandbox.stop()
-        except _Ended:
+            async with self._phases.enter(CLEANUP, limit):
+                await asyncio.gather(self._sandbox.stop(), *(bench.close() for bench in self._benches))
+        except Ended:
             log.error("%s: its sandbox did not end within %g s; `clean` removes it", self.attempt.rollout_id, limit)
 
-    @asynccontextmanager
-    async def _in(self, phase: str, limit: float) -> AsyncIterator[None]:
-        """Time a phase and hold it to its limit (seconds)."""
-        self.phase = phase
-        started, begin = time.time(), time.monotonic()
-        scope = asyncio.timeout(limit)
-        try:
-            async with scope:
-                yield
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            kind = CauseClass.VERIFIER if phase == "verify" else CauseClass.DEADLINE
-            raise _Ended(self._cause(kind, f"not done within {limit:g} s", f"raise deadlines.{phase}")) from error
-        finally:
-            done = Phase(name=phase, started=started, seconds=time.monotonic() - begin)
-            self._phases.append(done)
-            self._report(done)
-
     def _report(self, done: Phase) -> None:
+        place = f"{done.name}-{done.step}" if done.step else done.name
+        data: dict[str, Any] = {"name": done.name, "seconds": round(done.seconds, 6)}
         event = Event(
-            event_id=f"{self.spec.rollout_id}-{self.attempt.attempt}-{done.name}",
+            event_id=f"{self.spec.rollout_id}-{self.attempt.attempt}-{place}",
             rollout_id=self.spec.rollout_id,
             attempt=self.attempt.attempt,
             time=done.started + done.seconds,
             kind="phase",
-            data={"name": done.name, "seconds": round(done.seconds, 6)},
+            data=data | ({"step": done.step} if done.step else {}) | ({"overran": True} if done.overran else {}),
         )
         self.parts.store.append_events([event]).add_done_callback(_tell_if_lost)
 
     def _cause(self, kind: CauseClass, message: str, next_step: str = "") -> Cause:
-        return Cause(cause=kind, phase=self.phase, message=message[-MESSAGE_LIMIT:], next_step=next_step)
+        return self._phases.cause(kind, message, next_step)
 
     def _hide(self, cause: Cause | None) -> Cause | None:
         if cause is None:
             return None
-        return msgspec.structs.replace(cause, message=cause.message.replace(self.key, HIDDEN))
+        step = self._step if cause.phase in STEP_PHASES else ""
+        return msgspec.structs.replace(cause, message=cause.message.replace(self.key, HIDDEN), step=step)
+
+
+def _stops(end: AgentEnd) -> bool:
+    """Whether no further step follows: the harness failed, or was stopped at a limit."""
+    return end.cause is not None or end.result.crashed or cut_short(end, 0.0) is not None
+
+
+def _check_users(task: Task, launcher: Launcher) -> None:
+    """Raises ConfigurationError where a task names a user for a harness that does not run inside the sandbox."""
+    users = sorted({step.agent_user for step in task.steps if step.agent_user})
+    if users and not launcher.inside:
+        raise ConfigurationError(
+            f"{task.path}: agent.user = {users[0]}, and the harness runs in a pool host", 'set control.launch = "process"'
+        )
 
 
 def _tell_if_lost(written: Future[None]) -> None:

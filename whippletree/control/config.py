@@ -10,11 +10,27 @@ from typing import Annotated
 import msgspec
 
 from whippletree.configuration import Config
-from whippletree.control.policy import RestartPolicy
-from whippletree.types import Launch
+from whippletree.control.policy import OnLimit, RestartPolicy
+from whippletree.errors import ConfigurationError
+from whippletree.tasks.reward import RewardExpression
+from whippletree.types import CauseClass, Launch
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+def check_reward(text: str) -> None:
+    """Raises ValueError where this is neither empty nor a reward expression."""
+    try:
+        reward_rule(text)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
+
+
+def reward_rule(*texts: str) -> RewardExpression | None:
+    """The first of these reward expressions that is not empty. Raises ConfigurationError."""
+    found = next((text for text in texts if text), "")
+    return RewardExpression(found) if found else None
 
 
 class DeadlineConfig(Config):
@@ -22,18 +38,24 @@ class DeadlineConfig(Config):
 
     boot: Seconds = 60.0
     """Reading the task and starting the sandbox."""
+    healthcheck: Seconds = 120.0
+    """Waiting until the task's healthcheck succeeds."""
     setup: Seconds = 30.0
-    """Putting the harness's files into the sandbox."""
+    """Putting the files of the harness, and of a task's step, into the sandbox, and running the step's script."""
     agent: Seconds = 300.0
     """The harness's work; a task may state a shorter limit of its own."""
     grace: Seconds = 10.0
     """After the agent's limit: how long a tenant of a pool host may take to notice before its host is replaced."""
     seal: Seconds = 30.0
     """Waiting for the gateway to record what is in flight and to close the attempt."""
+    collect: Seconds = 120.0
+    """The task's collect hooks and the copying of its artifacts, per step."""
     verify: Seconds = 120.0
     """The verifier; a task may state a shorter limit of its own."""
     cleanup: Seconds = 20.0
     """Ending the sandbox."""
+    total: Seconds = 86_400.0
+    """The whole attempt, from its boot to its verdict; the phase that it ends is named."""
 
 
 class PoolConfig(Config):
@@ -64,10 +86,27 @@ class ControlConfig(Config):
     """Shortest pause between two looks for queuing rollouts."""
     stop_seconds: Seconds = 30.0
     """After a request to stop: how long attempts may take to clean up and go back to the queue."""
+    agent_timeout: OnLimit = "score"
+    """An agent that was stopped at its time limit: "score" judges what it left, "mask" gives no reward, "retry" tries again."""
+    out_of_budget: OnLimit = "score"
+    """An agent that used up its steps, tokens or cost: as for `agent_timeout`."""
+    reward: str = ""
+    """The training reward from a verifier's named scores, for example "0.8 * correct + 0.2 * style" (docs/tasks.md); empty: the
+    score named "reward", or the only one."""
+    variables: dict[str, str] = {}
+    """Values of the ${NAME}s in tasks' variables. They are in the run's configuration file: no place for secrets."""
     deadlines: DeadlineConfig = DeadlineConfig()
     """Limits of an attempt's phases."""
     pool: PoolConfig = PoolConfig()
     """Pool hosts; used with launch = "pool"."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a reward that is no expression; `convert` adds the key."""
+        check_reward(self.reward)
+
+    def on_limit(self, cause: CauseClass) -> OnLimit:
+        """What the setting of a cause says that has one (policy.LIMITS)."""
+        return self.out_of_budget if cause is CauseClass.BUDGET else self.agent_timeout
 
 
 class HarnessBinding(Config):
@@ -84,3 +123,9 @@ class HarnessBinding(Config):
     """Name of a shipped adapter, or "module:Class"; "" means the harness's name."""
     settings: dict[str, object] = {}
     """The adapter's settings."""
+    reward: str = ""
+    """The reward expression for these rollouts; "" means that of `control.reward`."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a reward that is no expression; `convert` adds the key."""
+        check_reward(self.reward)

@@ -28,7 +28,8 @@ from pathlib import Path
 
 from whippletree import sandboxes
 from whippletree.control.attempt import AttemptRun, Parts, to_the_end
-from whippletree.control.policy import decide
+from whippletree.control.policy import decide, row_of
+from whippletree.control.watchdog import LoopWatch
 from whippletree.errors import ConfigurationError, ConflictError
 from whippletree.protocols import AttemptOutcome
 from whippletree.store.transitions import cancelled
@@ -47,6 +48,7 @@ class Controller:
         """`worker` names this controller in the store; what an earlier one of that name left running is taken over."""
         self.parts = parts
         self.finished = 0
+        self.watch = LoopWatch("the controller's event loop")
         self.started = asyncio.Event()  # set once an earlier controller's leftovers are dealt with
         self.concurrency = min([parts.config.concurrency, *(pool.capacity for pool in parts.launchers.pools)])
         self._prefix = f"{worker}/"
@@ -69,10 +71,12 @@ class Controller:
         with _only_one(self.parts.directory / "controller.lock"):
             await self._take_over()
             self.started.set()
-            try:
-                await self._reconcile()
-            finally:
-                await self._wind_down()
+            async with self.watch.watching():
+                try:
+                    await self._reconcile()
+                finally:
+                    await self._wind_down()
+        log.info("controller ended; the longest lag of its event loop was %.3f s", self.watch.worst)
 
     async def _take_over(self) -> None:
         left = await asyncio.wrap_future(self.parts.store.release_worker(self._prefix))
@@ -133,7 +137,8 @@ class Controller:
         if "agent" in phases and "seal" not in phases:  # cut short: its model calls are not to go on
             await to_the_end(self._cut_calls(ended))
         if ended.cause is not None:
-            decision = decide(ended.cause.cause, ended.attempt, run.spec.max_attempts)
+            row = row_of(ended.cause.cause, self.parts.config.on_limit(ended.cause.cause))
+            decision = decide(row, ended.attempt, run.spec.max_attempts)
             requeue = decision.requeue
             log.warning("%s: %s", _describe(ended, ended.cause), "tried again" if requeue else "failed")
             await self._pause(decision.delay)

@@ -3,17 +3,21 @@
 Invariants (tests/control/test_attempt.py):
 - a launch ends by its time limit, and says so;
 - what an adapter raises, or a sandbox refuses, becomes the attempt's cause and never another exception;
-- the attempt's key is in no file that is kept.
+- the attempt's key is in no file that is kept;
+- a harness's end is that of its own process: what it left running, with its output still open, delays nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from whippletree.control.config import ControlConfig, HarnessBinding
 from whippletree.control.policy import MESSAGE_LIMIT, AgentEnd
@@ -26,6 +30,12 @@ from whippletree.types import Cause, CauseClass, RolloutSpec
 log = logging.getLogger(__name__)
 
 HIDDEN = "[key]"
+OUTPUT_LIMIT = 1_000_000  # bytes of a harness's output that are kept
+OUTPUT = "/logs/agent"
+
+# The harness's output goes to a file, so that no process that it leaves behind holds the pipe of this command open.
+_TO_FILE = f"""mkdir -p "${{WHIPPLETREE_ROOT:-}}{OUTPUT}" && exec > "${{WHIPPLETREE_ROOT:-}}{OUTPUT}/$1" 2>&1 || exit 125
+shift; exec "$@\""""
 KILL_SECONDS = 10.0  # limit for ending an agent's processes
 
 
@@ -133,6 +143,9 @@ class ProcessLauncher:
         except Exception as error:
             log.exception("%s attempt %d: the adapter cannot plan", spec.rollout_id, spec.attempt)
             raise HarnessError(f"the adapter of {self._harness.name} cannot plan: {error!r}", "mend the adapter") from error
+        if spec.step:  # an earlier step may have left its own, and a copy never replaces a file
+            paths = [path for path in (*(path for path, _ in plan.files), plan.trajectory) if path]
+            await sandbox.exec(["/bin/rm", "-f", "--", *paths], timeout=KILL_SECONDS, cwd="/")
         with tempfile.TemporaryDirectory(prefix="whippletree-plan-") as directory:
             for number, (path, text) in enumerate(plan.files):
                 source = Path(directory, str(number))
@@ -149,18 +162,33 @@ class _ProcessAgent:
         self._sandbox = sandbox
 
     async def run(self, timeout: float) -> AgentEnd:
+        name = f"output-{secrets.token_hex(8)}.txt"
         try:
-            ended = await self._sandbox.exec(
-                self._plan.argv, timeout=timeout, environment=self._plan.environment, cwd=self._spec.workdir
+            done = await self._sandbox.exec(
+                ["/bin/sh", "-c", _TO_FILE, "agent", name, *self._plan.argv],
+                timeout=timeout,
+                environment=self._plan.environment,
+                cwd=self._spec.workdir,
+                user=self._spec.user,
             )
-            trajectory = await self._sandbox.read(self._plan.trajectory) if self._plan.trajectory else None
         except SandboxError as error:
             cause = Cause(cause=CauseClass.SANDBOX, phase="agent", message=error.cause, next_step=error.next_step)
             return AgentEnd(result=HarnessResult(exit_status="sandbox_lost"), cause=cause)
+        said = await self._file(f"{OUTPUT}/{name}") or b""
+        ended = msgspec.structs.replace(done, output=done.output + said.decode("utf-8", errors="replace"))
+        trajectory = await self._file(self._plan.trajectory) if self._plan.trajectory else None
         self._keep(ended, trajectory)
         if ended.timed_out:
             return AgentEnd(result=HarnessResult(exit_status="deadline", message=ended.output[-MESSAGE_LIMIT:]), timed_out=True)
         return AgentEnd(result=self._interpret(ended, trajectory))
+
+    async def _file(self, path: str) -> bytes | None:
+        """A file of the harness's; None where there is none, also where the agent put something else in its place."""
+        try:
+            return await self._sandbox.read(path, OUTPUT_LIMIT)
+        except SandboxError as error:
+            log.warning("%s attempt %d: %s cannot be read: %s", self._spec.rollout_id, self._spec.attempt, path, error)
+            return None
 
     def _interpret(self, ended: ExecResult, trajectory: bytes | None) -> HarnessResult:
         try:

@@ -21,7 +21,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 VERSION = "2.4.6"
 DONE_MESSAGE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 FOLDER = "/logs/agent"
+_RAN_OUT: dict[str, Literal["", "time", "budget"]] = {"LimitsExceeded": "budget", "TimeExceeded": "time"}
 _OUTCOMES = frozenset({"Submitted", "LimitsExceeded", "TimeExceeded", "RepeatedFormatError", "ContextWindowExceededError"})
 _TIMED_OUT = 124
 _ATTEMPTS = "3"
@@ -100,9 +101,15 @@ class MiniSweAgent:
         except msgspec.MsgspecError as error:
             return HarnessResult(exit_status="BrokenTrajectory", crashed=True, message=str(error))
         if exit_code == _TIMED_OUT and info.exit_status not in _OUTCOMES:
-            return HarnessResult(exit_status="TimedOut", steps=info.model_stats.api_calls, message="ended at its time limit")
+            steps = info.model_stats.api_calls
+            return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
         if info.exit_status in _OUTCOMES:
-            return HarnessResult(exit_status=info.exit_status, steps=info.model_stats.api_calls, message=info.submission)
+            return HarnessResult(
+                exit_status=info.exit_status,
+                steps=info.model_stats.api_calls,
+                message=info.submission,
+                ran_out=_RAN_OUT.get(info.exit_status, ""),
+            )
         status = info.exit_status or f"Exit{exit_code}"
         return HarnessResult(exit_status=status, steps=info.model_stats.api_calls, crashed=True, message=output[-2000:])
 
@@ -142,12 +149,13 @@ class MiniSweAgent:
             raise
         except Exception as error:  # noqa: BLE001  (whatever ended mini is the attempt's result, with its class)
             status = type(error).__name__
-            return HarnessResult(
-                exit_status=status, steps=agent.n_calls, crashed=status not in _OUTCOMES, message=str(error)[-2000:]
-            )
-        status = str(outcome.get("exit_status", ""))
-        message = str(outcome.get("submission", ""))
-        return HarnessResult(exit_status=status, steps=agent.n_calls, crashed=status not in _OUTCOMES, message=message)
+            return _result(status, agent.n_calls, str(error)[-2000:])
+        return _result(str(outcome.get("exit_status", "")), agent.n_calls, str(outcome.get("submission", "")))
+
+
+def _result(status: str, steps: int, message: str) -> HarnessResult:
+    ran_out = _RAN_OUT.get(status, "")
+    return HarnessResult(exit_status=status, steps=steps, crashed=status not in _OUTCOMES, message=message, ran_out=ran_out)
 
 
 def settings_of(spec: AttemptSpec) -> MiniSettings:

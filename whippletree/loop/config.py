@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from whippletree.configuration import Config
-from whippletree.control.config import ControlConfig
+from whippletree.control.config import ControlConfig, check_reward
 from whippletree.engines.config import EmbeddedConfig, EngineConfig
 from whippletree.gateway.config import GatewayConfig
 from whippletree.learner.config import LearnerConfig
@@ -48,6 +48,12 @@ class SourceSection(Config):
     """The harness that its rollouts run in."""
     share: float = 1.0
     """Its share of the training groups, relative to the other sources."""
+    reward: str = ""
+    """The reward of its tasks from their verifiers' named scores; empty: that of `control.reward`."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a reward that is no expression; `convert` adds the key."""
+        check_reward(self.reward)
 
 
 class SamplingSection(Config):

@@ -57,7 +57,14 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
             raise ConfigurationError(f"two sources are named {section.name}", "give each its own name")
         if isinstance(section.tasks, TrailTasks):
             check_family(config.model, section.tasks.family, section.name)
-        source, held = resolve(section.name, section.tasks, section.harness.name, section.share, layout.directory)
+        source, held = resolve(
+            section.name,
+            section.tasks,
+            section.harness.name,
+            section.share,
+            layout.directory,
+            variables=config.control.variables,
+        )
         sources.append(source)
         heldout.extend(held)
     return sources, heldout

@@ -7,6 +7,7 @@ Invariants (tests/loop/test_sources.py):
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from whippletree.configuration import Config
@@ -62,10 +63,19 @@ def _tasks_in(directory: Path, name: str) -> list[Path]:
     return found
 
 
-def resolve(name: str, tasks: TaskSet, harness: str, share: float, run_directory: Path) -> tuple[SourceTasks, list[Heldout]]:
-    """What the loop needs to know of a source. Every task is loaded once here, so that a broken one stops the run now."""
+def resolve(
+    name: str,
+    tasks: TaskSet,
+    harness: str,
+    share: float,
+    run_directory: Path,
+    *,
+    variables: Mapping[str, str] | None = None,
+) -> tuple[SourceTasks, list[Heldout]]:
+    """What the loop needs to know of a source. Every task is loaded once here, so that a broken one stops the run now.
+    `variables`: for the ${NAME}s of its tasks."""
     train, heldout = task_directories(tasks, name, run_directory)
-    loaded = {path: load_task(path) for path in [*train, *heldout]}
+    loaded = {path: load_task(path, variables) for path in [*train, *heldout]}
     source = SourceTasks(
         name=name,
         tasks=tuple((path.name, str(path)) for path in train),

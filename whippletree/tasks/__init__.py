@@ -1,8 +1,19 @@
-"""Harbor task directories, verifiers and task generators."""
+"""Harbor task directories, verifiers and task generators.
+
+| module | holds |
+|---|---|
+| `format`, `keys`, `refusals`, `variables`, `dockerfile` | what a task directory may say, and what is wrong with one |
+| `reading`, `task` | a directory as a `Task` |
+| `preparing`, `artifacts`, `verifier` | what is done in a sandbox before and after an agent |
+| `scores`, `reward` | from what the tests wrote to a reward: pure |
+| `trial`, `checks` | a task run by hand, and whether it is sound |
+| `trail`, `demonstrator`, `history` | a generated family; repositories that know the future |
+"""
 
 from whippletree.tasks.checks import TaskCheck, check_task
 from whippletree.tasks.config import TrailFamily
-from whippletree.tasks.task import Task, load_task
+from whippletree.tasks.reading import Reading, load_task, read_task
+from whippletree.tasks.task import Step, Task
 from whippletree.tasks.verifier import verify
 
-__all__ = ["Task", "TaskCheck", "TrailFamily", "check_task", "load_task", "verify"]
+__all__ = ["Reading", "Step", "Task", "TaskCheck", "TrailFamily", "check_task", "load_task", "read_task", "verify"]

@@ -41,6 +41,7 @@ from whippletree.types.rollouts import (
     RolloutSpec,
     RolloutState,
     StepRecord,
+    StepResult,
     VerifierResult,
 )
 from whippletree.types.samples import Sample
@@ -84,6 +85,7 @@ __all__ = [
     "Sample",
     "Sampling",
     "StepRecord",
+    "StepResult",
     "Struct",
     "TokenChunk",
     "TokenIds",

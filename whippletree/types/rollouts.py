@@ -16,12 +16,17 @@ Launch = Literal["process", "pool"]
 
 
 class CauseClass(enum.StrEnum):
-    """Whose fault a failure is. All of them leave the reward None; a wrong answer is not a failure."""
+    """Whose fault a failure is. All of them leave the reward None; a wrong answer is not a failure. What follows from each
+    is in one table (whippletree.control.policy)."""
 
     ENGINE = "engine"
     GATEWAY = "gateway"
     SANDBOX = "sandbox"
+    SETUP = "setup"
     HARNESS = "harness"
+    AGENT_TIMEOUT = "agent_timeout"
+    BUDGET = "budget"
+    CAPTURE = "capture"
     HOST_LOST = "host_lost"
     NO_CALLS = "no_calls"
     TASK = "task"
@@ -32,7 +37,7 @@ class CauseClass(enum.StrEnum):
 
 
 class Cause(Struct):
-    """Why an attempt failed: class, the phase it was in, what happened, what to do.
+    """Why an attempt failed: class, the phase it was in, what happened, what to do. `step`: of a task with several, which.
 
     Example: Cause(cause=CauseClass.SANDBOX, phase="boot", message="bwrap exited 1: ...", next_step="run `whippletree check`")
     """
@@ -41,14 +46,30 @@ class Cause(Struct):
     phase: str
     message: str
     next_step: str = ""
+    step: str = ""
+
+
+class StepResult(Struct):
+    """How one step of a task with several was judged. `reward` None means that its verifier failed. `exit_status`: the
+    harness's own word for its end in this step; `cause`: why the agent, or the verifier, did not come to its end.
+
+    Example: StepResult(name="scaffold", reward=1.0, scores={"reward": 1.0}, exit_status="Submitted")
+    """
+
+    name: str
+    reward: float | None
+    scores: dict[str, float] = {}
+    exit_status: str = ""
+    cause: Cause | None = None
 
 
 class VerifierResult(Struct):
-    """What the verifier said. `reward` None means that the verifier itself failed (then `cause` says why).
-    `scores` are its named scores; they are combined only by an explicit rule. `tampering`: what the agent had left where only
-    the tests write; it counted for nothing.
+    """What the verifier said. `reward` None means that the verifier itself failed (then `cause` says why, its phase where).
+    `scores` are its named scores; they are combined only by an explicit rule: `expression` is the one of the configuration
+    that gave the reward ("" for none: the score named "reward", or the only one). `tampering`: what the agent had left where
+    only the tests write; it counted for nothing. `steps`: the results of a task's steps, as far as they were run.
 
-    Example: VerifierResult(reward=1.0, scores={"reward": 1.0}, exit_code=0)
+    Example: VerifierResult(reward=0.9, scores={"correct": 1.0, "style": 0.5}, expression="0.8 * correct + 0.2 * style")
     """
 
     reward: float | None
@@ -57,6 +78,8 @@ class VerifierResult(Struct):
     output: str = ""
     cause: Cause | None = None
     tampering: tuple[str, ...] = ()
+    expression: str = ""
+    steps: tuple[StepResult, ...] = ()
 
 
 class RolloutSpec(Struct):
@@ -89,18 +112,24 @@ class RolloutSpec(Struct):
 
 
 class Phase(Struct):
-    """One timed phase of an attempt (boot, setup, agent, verify, cleanup); seconds.
+    """One timed phase of an attempt (boot, healthcheck, setup, agent, seal, collect, verify, cleanup); seconds. `step`: of a
+    task with several steps, the one that it belongs to. `overran`: it was ended at its limit.
 
-    Example: Phase(name="agent", started=10.0, seconds=1.5)
+    Example: Phase(name="agent", started=10.0, seconds=1.5, limit=300.0, step="scaffold")
     """
 
     name: str
     started: float
     seconds: float
+    limit: float = 0.0
+    step: str = ""
+    overran: bool = False
 
 
 class Attempt(Struct):
     """One try at a rollout. `attempt` counts from 1 and is the fencing token: reports of an older one change nothing.
+    `cut_short`: why the agent was stopped before its own end, where the attempt was judged all the same (its time or its
+    budget was over); `cause` is set instead where it was not judged.
 
     Example: Attempt(rollout_id="s0003-g02-m5", attempt=1, started=10.0)
     """
@@ -116,6 +145,14 @@ class Attempt(Struct):
     cause: Cause | None = None
     exit_status: str = ""
     sandbox: str = ""
+    cut_short: Cause | None = None
+
+    def step_at(self, when: float) -> str:
+        """The step whose agent was at work at `when` (seconds since the epoch): that of a call received then. "" for none."""
+        for phase in self.phases:
+            if phase.name == "agent" and phase.started <= when <= phase.started + phase.seconds:
+                return phase.step
+        return ""
 
 
 class Rollout(Struct):

@@ -73,9 +73,17 @@ def _head(rollout: Rollout, console: Console) -> None:
 
 
 def _attempt(attempt: Attempt, console: Console) -> None:
-    phases = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in attempt.phases)
+    phases = ", ".join(
+        f"{phase.name}{f' of {phase.step}' if phase.step else ''} {phase.seconds:.2f} s" for phase in attempt.phases
+    )
     end = attempt.cause.cause if attempt.cause else attempt.exit_status or "unfinished"
     console.print(Text(printable(f"attempt {attempt.attempt}: {end}" + (f"; {phases}" if phases else ""))))
+    if attempt.cut_short is not None:
+        console.print(Text(printable(f"  {attempt.cut_short.cause}: {attempt.cut_short.message}"), style="yellow"))
+    for step in attempt.result.steps if attempt.result else ():
+        reward = "no reward" if step.reward is None else f"reward {step.reward:g}"
+        ended = step.cause.cause if step.cause else step.exit_status
+        console.print(Text(printable(f"  step {step.name}: {reward}, {ended}")))
     if attempt.result is not None and attempt.result.tampering:
         console.print(Text(printable(f"  tampering: {'; '.join(attempt.result.tampering)}"), style="red"))
     if attempt.result is not None and attempt.result.output:
@@ -117,9 +125,12 @@ def _judged(store: Store, layout: Layout, rollout: Rollout, calls: Sequence[Call
 
 def _calls(store: Store, layout: Layout, rollout: Rollout, calls: Sequence[Call], console: Console) -> None:
     judged, summary = _judged(store, layout, rollout, calls)
+    attempt = store.attempts(rollout.spec.rollout_id)[-1]
+    stepped = any(phase.step for phase in attempt.phases)
     rows = [
         (
             str(call.index),
+            *((attempt.step_at(call.times.received),) if stepped else ()),
             str(call.prompt_tokens),
             str(call.cached_tokens),
             str(call.sampled_tokens),
@@ -132,7 +143,20 @@ def _calls(store: Store, layout: Layout, rollout: Rollout, calls: Sequence[Call]
         )
         for call in calls
     ]
-    names = ("#", "prompt", "cached", "sampled", "finish", "version", "prefix", "delivered", "seconds", "role", "trained")
+    names = (
+        "#",
+        *(("step",) if stepped else ()),
+        "prompt",
+        "cached",
+        "sampled",
+        "finish",
+        "version",
+        "prefix",
+        "delivered",
+        "seconds",
+        "role",
+        "trained",
+    )
     console.print(Text("\ncalls", style="bold"))
     console.print(_table(names, rows))
     console.print(Text(printable(summary), style="dim"))

@@ -1,0 +1,117 @@
+"""`whippletree tasks`."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from whippletree.cli.main import main
+
+TEST = """#!/bin/sh
+root=${0%/tests/test.sh}
+[ -e done ] && r=1 || r=0
+echo "{\\"correct\\": $r, \\"style\\": 0.5}" > "$root/logs/verifier/reward.json"
+echo judged
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    texts = {
+        "task.toml": 'artifacts = ["done"]\n[environment.env]\nLEVEL = "${LEVEL:-3}"\n',
+        "instruction.md": "make done",
+        "environment/Dockerfile": "FROM x\nWORKDIR /app\n",
+        "tests/test.sh": TEST,
+        "solution/solve.sh": "#!/bin/sh\ntouch done\n",
+    }
+    for name, text in texts.items():
+        path = tmp_path / "tasks" / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "tasks" / "mine"
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
+    assert main(["tasks", *map(str, words)]) == status
+    return capsys.readouterr().out
+
+
+def test_list_shows_each_task_or_its_first_problem(capsys: pytest.CaptureFixture[str], task: Path):
+    broken = task.parent / "another"
+    broken.mkdir()
+    (broken / "task.toml").write_text("x = 1\n")
+    out = told(capsys, "list", task.parent)
+    assert out.splitlines()[0].startswith("another  4 problems, first: ") and "unknown key x" not in out.splitlines()[1]
+    assert out.splitlines()[1] == "mine  agent 600 s"
+    readings = json.loads(told(capsys, "list", task.parent, "--json"))
+    assert [("task" in reading, len(reading.get("problems", []))) for reading in readings] == [(False, 4), (True, 0)]
+    assert main(["tasks", "list", str(task)]) == 2
+    assert "no task in" in capsys.readouterr().err
+
+
+def test_validate_shows_all_problems_of_all_tasks(capsys: pytest.CaptureFixture[str], task: Path, tmp_path: Path):
+    assert told(capsys, "validate", task) == f"ok   {task}\n"
+    (task / "task.toml").write_text("[environment]\ngpus = 1\ncpus = 4\nallow_internet = true\n[agent]\ntimeout_sec = 0\n")
+    out = told(capsys, "validate", task, tmp_path, status=1)
+    for part in (f"FAIL {task}", "environment.gpus = 1", "agent.timeout_sec = 0", f"FAIL {tmp_path}", "task.toml: cannot read"):
+        assert part in out
+    (task / "task.toml").write_text("[environment]\ncpus = 4\n")
+    assert "note: environment.cpus = 4.0: recorded" in told(capsys, "validate", task)
+    (first, second) = json.loads(told(capsys, "validate", task, tmp_path, "--json", status=1))
+    assert "task" in first and {"cause", "next_step"} == set(second["problems"][0])
+
+
+def test_variables_are_given_by_name(capsys: pytest.CaptureFixture[str], task: Path):
+    assert json.loads(told(capsys, "show", task))["place"]["environment"] == {"LEVEL": "3"}
+    shown = json.loads(told(capsys, "show", task, "--variable", "LEVEL=a=b"))
+    assert shown["place"]["environment"] == {"LEVEL": "a=b"}
+    assert main(["tasks", "show", str(task), "--variable", "LEVEL"]) == 2
+    assert "NAME=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("acting", "reward"),
+    [(["--oracle"], "1"), ([], "0.2"), (["--command", "echo hi; touch done"], "1"), (["--command", "false"], "0.2")],
+)
+def test_run_lets_someone_act_and_tells_the_reward(
+    capsys: pytest.CaptureFixture[str], task: Path, acting: list[str], reward: str
+):
+    rule = ["--reward", "0.8 * correct + 0.4 * style"]
+    out = told(capsys, "run", task, "--sandbox", "process", *acting, *rule)
+    assert f"reward {reward} = 0.8 * correct + 0.4 * style; correct" in out and "the tests said:\njudged" in out
+    assert ("hi\n" in out) == ("echo hi; touch done" in acting) and ("[status 1]" in out) == ("false" in acting)
+
+
+def test_run_without_a_reward_exits_with_1_and_says_why(capsys: pytest.CaptureFixture[str], task: Path, tmp_path: Path):
+    out = told(capsys, "run", task, "--sandbox", "process", "--oracle", "--artifacts", tmp_path / "out", status=1)
+    assert "no reward: verifier in verify: the scores are correct, style" in out and "control.reward" in out
+    assert (tmp_path / "out" / "app" / "done").exists()
+    result = json.loads(told(capsys, "run", task, "--sandbox", "process", "--command", "echo hi", "--json", status=1))
+    assert result["reward"] is None and result["cause"]["phase"] == "verify"
+
+
+def test_what_is_typed_runs_inside_and_the_verifier_follows(
+    capsys: pytest.CaptureFixture[str], task: Path, monkeypatch: pytest.MonkeyPatch
+):
+    typed = "mkdir sub; cd sub\nexport NAME='a b'\necho \"[$NAME] ${PWD##*/}\"\nfalse\ntouch ../done\nexit\necho never\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    out = told(capsys, "run", task, "--sandbox", "process", "--shell", "--reward", "correct")
+    assert "make done" in out and "[a b] sub\n" in out and "[status 1]" in out
+    assert "never" not in out and "reward 1 = correct" in out
+
+
+def test_check_says_what_each_kind_of_run_earned(capsys: pytest.CaptureFixture[str], task: Path):
+    assert told(capsys, "check", task, "--sandbox", "process", "--reward", "correct") == f"ok   {task}\n"
+    (check,) = json.loads(told(capsys, "check", task, "--sandbox", "process", "--reward", "style", "--json", status=1))
+    assert [len(check[kind]) for kind in ("untouched", "no_op", "oracle")] == [2, 2, 2]
+    assert "doing nothing earns 0.5, which should be 0" in check["problems"]
+
+
+def test_a_wrong_backend_or_rule_is_one_message(capsys: pytest.CaptureFixture[str], task: Path):
+    for words, says in ((["--sandbox", "proces"], "did you mean process"), (["--reward", "a.b"], "a.b")):
+        assert main(["tasks", "run", str(task), *words]) == 2
+        assert says in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""A blocked event loop is noticed while it is blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+
+import pytest
+
+from whippletree.control.watchdog import LoopWatch
+
+
+def blocking_reward_function(until: threading.Event) -> None:
+    until.wait(30)
+
+
+async def test_a_blocked_loop_is_reported_with_the_code_that_it_is_in(caplog: pytest.LogCaptureFixture) -> None:
+    reported = threading.Event()
+
+    class Released(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            reported.set()
+
+    handler = Released()
+    logging.getLogger("whippletree.control.watchdog").addHandler(handler)
+    watch = LoopWatch("the loop of this test", limit=0.2)
+    try:
+        with caplog.at_level(logging.ERROR):
+            async with watch.watching():
+                await asyncio.sleep(0.05)
+                blocking_reward_function(reported)  # goes on only once it was reported
+                await asyncio.sleep(0.3)
+    finally:
+        logging.getLogger("whippletree.control.watchdog").removeHandler(handler)
+    assert reported.is_set() and watch.stalls == 1 and watch.worst >= 0.05
+    (record,) = caplog.records
+    assert "the loop of this test has stood still for 0.2 s" in record.message
+    assert "blocking_reward_function" in record.message and "until.wait(30)" in record.message
+
+
+async def test_a_loop_that_waits_is_not_reported_and_nothing_is_left() -> None:
+    watch = LoopWatch("idle", limit=30.0)
+    before = threading.active_count()
+    async with watch.watching():
+        await asyncio.sleep(0.3)
+        assert threading.active_count() == before + 1
+    assert watch.stalls == 0 and threading.active_count() == before
+
+
+async def test_it_ends_with_what_the_body_raises() -> None:
+    with pytest.raises(ValueError, match="mine"):
+        async with LoopWatch("x").watching():
+            raise ValueError("mine")
+
+
+async def test_a_second_stall_is_reported_again() -> None:
+    watch = LoopWatch("twice", limit=0.1)
+    async with watch.watching():
+        for wanted in (1, 2):
+            limit = time.monotonic() + 20.0
+            while watch.stalls < wanted and time.monotonic() < limit:
+                time.sleep(0.01)
+            await asyncio.sleep(0.25)
+    assert watch.stalls == 2

@@ -1,0 +1,208 @@
+"""`whippletree tasks`: make, list, validate, show, check tasks, and run one by hand.
+
+Invariants (tests/cli/test_cli_tasks.py):
+- `validate` shows every problem of every task and exits with status 1 if there is one; a task is never run by it;
+- `check` and `run` leave no sandbox behind; `run` exits with status 1 when there is no reward;
+- with --json, standard output is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from whippletree.cli.task_shell import command, shell
+from whippletree.configuration import convert
+from whippletree.errors import ConfigurationError
+from whippletree.protocols import Sandbox, SandboxSpec
+from whippletree.tasks.config import TrailFamily
+from whippletree.tasks.reading import Reading, load_task, read_task
+from whippletree.tasks.reward import RewardExpression
+from whippletree.types import VerifierResult
+from whippletree.ui.conversation import printable
+
+NO_GATEWAY = ("127.0.0.1", 9)  # sandboxes are made without a network here, so this is never used
+
+
+def add_commands(commands: Any) -> None:
+    """Register the commands of this module."""
+    tasks = commands.add_parser("tasks", help="make, list, check and run tasks").add_subparsers(dest="action", required=True)
+    make = tasks.add_parser("make", help="write the tasks of a generated family")
+    make.add_argument("directory", type=Path)
+    family = TrailFamily()
+    for name, text in (("train", "training tasks"), ("heldout", "held-out tasks"), ("seed", "draws everything")):
+        default = getattr(family, name)
+        make.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text}; default: {default}")
+    make.set_defaults(run=_make)
+    listing = tasks.add_parser("list", help="one line per task of a directory")
+    listing.add_argument("directory", type=Path)
+    listing.set_defaults(run=_list)
+    validate = tasks.add_parser("validate", help="read tasks and say all that is wrong with them")
+    validate.add_argument("paths", type=Path, nargs="+", metavar="TASK")
+    validate.set_defaults(run=_validate)
+    show = tasks.add_parser("show", help="print what was read of a task")
+    show.add_argument("path", type=Path)
+    show.set_defaults(run=_show)
+    check = tasks.add_parser("check", help="oracle passes, no-op and untouched environment fail, each twice")
+    check.add_argument("paths", type=Path, nargs="+", metavar="TASK")
+    check.set_defaults(run=_check)
+    running = tasks.add_parser("run", help="run one task by hand, with its verifier")
+    running.add_argument("path", type=Path, metavar="TASK")
+    acting = running.add_mutually_exclusive_group()
+    acting.add_argument("--oracle", action="store_true", help="let its solution/solve.sh act")
+    acting.add_argument("--shell", action="store_true", help="look inside and act yourself; the verifier follows")
+    acting.add_argument(
+        "--command", default="", metavar="COMMAND", dest="shell_command", help="let a shell command act, per step"
+    )
+    running.add_argument("--artifacts", type=Path, metavar="DIR", help="keep the task's artifacts there")
+    running.set_defaults(run=_run)
+    for parser in (listing, validate, show, check, running):
+        parser.add_argument("--variable", action="append", default=[], metavar="NAME=VALUE", help="for ${NAME} in task.toml")
+    for parser in (listing, validate, check, running):
+        parser.add_argument("--json", action="store_true", help="print one JSON document")
+    for parser in (check, running):
+        parser.add_argument("--reward", default="", metavar="EXPRESSION", help="reward from named scores, as control.reward")
+        parser.add_argument("--sandbox", default="auto", metavar="KIND", help="backend, as sandbox.kind; default: auto")
+
+
+def _variables(arguments: argparse.Namespace) -> dict[str, str]:
+    pairs = [item.partition("=") for item in arguments.variable]
+    for name, separator, _ in pairs:
+        if not separator or not name:
+            raise ConfigurationError(f"--variable {name} is not of the form NAME=VALUE", "write for example --variable LEVEL=3")
+    return {name: value for name, _, value in pairs}
+
+
+def _maker(arguments: argparse.Namespace) -> Callable[[SandboxSpec], Sandbox]:
+    from whippletree.sandboxes import SandboxConfig, create
+
+    config = convert(SandboxConfig, {"kind": arguments.sandbox}, "--sandbox")
+    return functools.partial(create, config, gateway=NO_GATEWAY)
+
+
+def _rule(arguments: argparse.Namespace) -> RewardExpression | None:
+    return RewardExpression(arguments.reward) if arguments.reward else None
+
+
+def _print_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def _make(arguments: argparse.Namespace) -> int:
+    from whippletree.tasks.trail import write_tasks
+
+    family = TrailFamily(train=arguments.train, heldout=arguments.heldout, seed=arguments.seed)
+    train, heldout = write_tasks(arguments.directory, family)
+    print(f"{len(train)} training tasks and {len(heldout)} held-out tasks in {arguments.directory}")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    variables = _variables(arguments)
+    found = sorted(path.parent for path in arguments.directory.glob("*/task.toml"))
+    if not found:
+        raise ConfigurationError(f"no task in {arguments.directory}", "each sub-directory with a task.toml is a task")
+    readings = [read_task(path, variables) for path in found]
+    if arguments.json:
+        _print_json(readings)
+        return 0
+    for path, reading in zip(found, readings, strict=True):
+        print(f"{path.name}  {_line(reading)}")
+    return 0
+
+
+def _line(reading: Reading) -> str:
+    if reading.task is None:
+        return f"{len(reading.problems)} problems, first: {printable(str(reading.problems[0]))}"
+    steps = reading.task.steps
+    parts = [f"{len(steps)} steps"] if len(steps) > 1 else []
+    parts.append(f"agent {sum(step.agent_timeout for step in steps):g} s")
+    parts += ["separate verifier"] if any(step.judging.separate for step in steps) else []
+    parts += [] if all(step.solution_dir for step in steps) else ["no oracle"]
+    return ", ".join(parts)
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    variables = _variables(arguments)
+    readings = [read_task(path, variables) for path in arguments.paths]
+    if arguments.json:
+        _print_json(readings)
+    for path, reading in zip(arguments.paths, readings, strict=True):
+        if not arguments.json:
+            notes = [f"note: {note}" for note in reading.task.notes] if reading.task else []
+            lines = [printable(line) for line in (*map(str, reading.problems), *notes)]
+            print(f"{'FAIL' if reading.problems else 'ok  '} {path}", *lines, sep="\n     ")
+    return 1 if any(reading.problems for reading in readings) else 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    _print_json(load_task(arguments.path, _variables(arguments)))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from whippletree.tasks.checks import check_task
+
+    make, rule, variables = _maker(arguments), _rule(arguments), _variables(arguments)
+    checks = []
+    for path in arguments.paths:
+        checks.append(asyncio.run(check_task(load_task(path, variables), make, rule=rule)))
+        if not arguments.json:
+            lines = [printable(problem) for problem in checks[-1].problems]
+            print(f"{'FAIL' if lines else 'ok  '} {path}", *lines, sep="\n     ", flush=True)
+    if arguments.json:
+        _print_json(checks)
+    return 1 if any(check.problems for check in checks) else 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from whippletree.tasks.trial import do_nothing, oracle, run_trial
+
+    task, rule, make = load_task(arguments.path, _variables(arguments)), _rule(arguments), _maker(arguments)
+    acting = oracle if arguments.oracle else shell if arguments.shell else do_nothing
+    if arguments.shell_command:
+        acting = functools.partial(command, arguments.shell_command, quiet=arguments.json)
+    result = asyncio.run(
+        run_trial(
+            task,
+            make,
+            acting,
+            name=f"run-{secrets.token_hex(4)}",
+            timeout=max(step.judging.timeout for step in task.steps),
+            rule=rule,
+            directory=arguments.artifacts.absolute() if arguments.artifacts else None,
+        )
+    )
+    if arguments.json:
+        _print_json(result)
+    else:
+        _tell(result)
+    return 1 if result.reward is None else 0
+
+
+def _tell(result: VerifierResult) -> None:
+    for step in result.steps:
+        verdict = f"{step.cause.cause}: {step.cause.message}" if step.cause else _scores(step.scores)
+        print(printable(f"step {step.name}: {verdict}"))
+    if result.output:
+        print(printable(f"the tests said:\n{result.output.rstrip()}"))
+    for found in result.tampering:
+        print(printable(f"tampering: {found}"))
+    if result.cause is not None:
+        said = f"{result.cause.cause} in {result.cause.phase}: {result.cause.message}"
+        print(printable(f"no reward: {said} ({result.cause.next_step})"))
+        return
+    by = f" = {result.expression}" if result.expression else ""
+    scores = "" if set(result.scores) == {"reward"} else f"; {_scores(result.scores)}"
+    print(printable(f"reward {result.reward:g}{by}{scores}"))
+
+
+def _scores(scores: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in scores.items())

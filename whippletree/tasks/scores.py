@@ -1,0 +1,112 @@
+"""What the tests wrote, as named scores; and what a task's scores are, given those of its steps. Pure.
+
+Invariants (tests/tasks/test_scores.py):
+- scores are finite numbers with names, at least one; anything else is a problem in words, never a number;
+- a step whose verifier failed makes the task's result a failure: no mean is taken over what is missing;
+- a step's least scores are reached only by scores that are there; a step that was not reached counts as 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from whippletree.errors import ConfigurationError, VerifierError
+from whippletree.tasks.reward import RewardExpression, reward_of
+from whippletree.tasks.task import Step, Task
+from whippletree.types import Cause, CauseClass, StepResult, VerifierResult
+
+REWARD_LIMIT = 65_536  # bytes of a reward file
+
+
+class ScoreError(ValueError):
+    """What the tests wrote is no score; the text says why."""
+
+
+def scores_of_text(data: bytes, name: str) -> dict[str, float]:
+    """The score of reward.txt: one number. Raises ScoreError."""
+    _check_size(data, name)
+    try:
+        value = float(data.decode("ascii").strip())
+    except ValueError as error:
+        raise ScoreError(f"{name} holds {data[:80]!r}, which is no number") from error
+    return _finite({"reward": value}, name)
+
+
+def scores_of_json(data: bytes, name: str) -> dict[str, float]:
+    """The scores of reward.json: an object of numbers. Raises ScoreError."""
+    _check_size(data, name)
+    try:
+        scores = json.loads(data)
+    except (ValueError, RecursionError):
+        scores = None
+    if not isinstance(scores, dict) or not scores or any(type(value) not in (int, float) for value in scores.values()):
+        raise ScoreError(f'{name} holds {data[:80]!r}, which is not of the form {{"name": number, ...}}')
+    try:
+        return _finite({key: float(value) for key, value in scores.items()}, name)
+    except OverflowError as error:
+        raise ScoreError(f"{name} holds a number that is too large") from error
+
+
+def _check_size(data: bytes, name: str) -> None:
+    if len(data) > REWARD_LIMIT:
+        raise ScoreError(f"{name} is larger than {REWARD_LIMIT} bytes")
+
+
+def _finite(scores: dict[str, float], name: str) -> dict[str, float]:
+    odd = [f"{key} = {value}" for key, value in scores.items() if not math.isfinite(value)]
+    if odd:
+        raise ScoreError(f"{name}: {', '.join(odd)} is not finite")
+    return scores
+
+
+def rewarded(result: VerifierResult, rule: RewardExpression | None) -> VerifierResult:
+    """A result that has scores, with its reward by the rule; a failure where the rule gives none."""
+    try:
+        reward = reward_of(result.scores, rule)
+    except (ConfigurationError, VerifierError) as error:
+        kind = CauseClass.CONFIGURATION if isinstance(error, ConfigurationError) else CauseClass.VERIFIER
+        cause = Cause(cause=kind, phase="verify", message=error.cause, next_step=error.next_step)
+        return msgspec.structs.replace(result, cause=cause)
+    return msgspec.structs.replace(result, reward=reward, expression=rule.text if rule else "")
+
+
+def step_result(step: Step, judged: VerifierResult, *, exit_status: str = "", cut_short: Cause | None = None) -> StepResult:
+    """The record of one step. `judged` has scores or a cause."""
+    plain = judged.scores.get("reward", next(iter(judged.scores.values())) if len(judged.scores) == 1 else None)
+    return StepResult(
+        name=step.name,
+        reward=None if judged.cause else plain,
+        scores=judged.scores,
+        exit_status=exit_status,
+        cause=judged.cause or cut_short,
+    )
+
+
+def goes_on(step: Step, judged: VerifierResult) -> bool:
+    """Whether the scores of a step let the next one run."""
+    return all(judged.scores.get(name, -math.inf) >= least for name, least in step.min_scores.items())
+
+
+def total(task: Task, judged: Sequence[VerifierResult], rule: RewardExpression | None) -> VerifierResult:
+    """A task's result from those of the steps that were run, in order; each has scores, but the last may have a cause.
+
+    "mean": for each name the mean over all of the task's steps. "final": the last step's. A missing score, and every score of
+    a step that was not reached, counts 0: an agent gains nothing by not reaching it.
+    """
+    last = judged[-1]
+    tampering = tuple(dict.fromkeys(found for result in judged for found in result.tampering))
+    whole = msgspec.structs.replace(last, tampering=tampering)
+    if last.cause is not None:
+        return whole
+    several = len(task.steps)
+    if task.strategy == "mean" and several > 1:
+        names = dict.fromkeys(name for result in judged for name in result.scores)
+        scores = {name: sum(result.scores.get(name, 0.0) for result in judged) / several for name in names}
+        whole = msgspec.structs.replace(whole, scores=scores)
+    elif len(judged) < several:
+        whole = msgspec.structs.replace(whole, scores=dict.fromkeys(last.scores, 0.0))
+    return rewarded(whole, rule)
