@@ -35,6 +35,7 @@ import msgspec
 
 from whippletree import sandboxes
 from whippletree.control.config import ControlConfig, reward_rule
+from whippletree.control.defending import Defence
 from whippletree.control.launch import HIDDEN, KILL_SECONDS, Launcher, Launchers
 from whippletree.control.phases import CLEANUP, Ended, Phases
 from whippletree.control.policy import AgentEnd, SealReport, blame, cut_short, judge, row_of
@@ -103,6 +104,7 @@ class AttemptRun:
         self._phases = Phases(parts.config.deadlines.total, self._report)
         self._name = f"{parts.prefix}{slug(spec.rollout_id)}-{attempt.attempt}"
         self._directory = parts.directory / "attempts" / slug(spec.rollout_id) / str(attempt.attempt)
+        self._defence = Defence(parts.config.defence, parts.store, attempt, parts.directory / "hidden")
         self._sandbox: sandboxes.Box | None = None
         self._benches: list[Bench] = []
         self._steps: list[StepResult] = []
@@ -185,7 +187,7 @@ class AttemptRun:
     async def _boot(self, task: Task, launcher: Launcher) -> SandboxHandle:
         port = INNER_PORT if launcher.inside else 0
         spec = msgspec.structs.replace(task.sandbox_spec(self._name, gateway_port=port), read_only=launcher.read_only)
-        self._sandbox = self._make(spec)
+        self._sandbox = self._make(await asyncio.to_thread(self._defence.conceal, spec))
         return await self._sandbox.start()
 
     def _make(self, spec: SandboxSpec) -> sandboxes.Box:
@@ -239,6 +241,7 @@ class AttemptRun:
                 await clear(self._box)
             await prepare_step(task, step, self._box, timeout=limits.setup)
             agent = await launcher.setup(spec, self._box)
+            await self._defence.before(self._box, task.workdir)
         if step.healthcheck is not None:
             async with self._phases.enter("healthcheck", limits.healthcheck, step.name):
                 await await_health(step.healthcheck, self._box)
@@ -258,6 +261,7 @@ class AttemptRun:
             report = await self.parts.sealer.seal(self.spec.rollout_id, self.attempt.attempt, limit, crashed=end.result.crashed)
             self._sealed = True
             calls = await asyncio.to_thread(self.parts.store.calls, self.spec.rollout_id, self.attempt.attempt)
+            await asyncio.to_thread(self._defence.tried)
             if cause := judge(end, report, calls):
                 self._cut_short = None
                 raise Ended(cause)
@@ -284,7 +288,10 @@ class AttemptRun:
                 manifest = await collect(task, step, self._box, directory)
         limit = min(limits.verify, step.judging.timeout)
         async with self._phases.enter("verify", limit * (1 + bench.separate) + VERIFY_SLACK, step.name):
-            return await bench.judge(self._box, manifest, directory, timeout=limit)
+            await self._defence.after(self._box, task.workdir, last=self._sealed)
+            found = await bench.judge(self._box, manifest, directory, timeout=limit)
+            self._defence.left(found.tampering)
+            return found
 
     async def _clean_up(self) -> None:
         if self._sandbox is None:

@@ -71,6 +71,17 @@ class PoolConfig(Config):
     """When a host that died is started again."""
 
 
+class DefenceConfig(Config):
+    """What is done against agents that cheat (docs/cheating.md)."""
+
+    hide_history: bool = True
+    """Take commits beyond HEAD out of a task's repositories while the agent works; the tests get them back."""
+    put_away: bool = True
+    """Before the tests, move aside new files that other programs read by themselves (conftest.py, sitecustomize.py, ...)."""
+    detect: bool = True
+    """Look through the agent's commands for tricks; what is found becomes events and changes no reward."""
+
+
 class ControlConfig(Config):
     """How rollouts are run on this machine."""
 
@@ -97,6 +108,8 @@ class ControlConfig(Config):
     """Values of the ${NAME}s in tasks' variables. They are in the run's configuration file: no place for secrets."""
     deadlines: DeadlineConfig = DeadlineConfig()
     """Limits of an attempt's phases."""
+    defence: DefenceConfig = DefenceConfig()
+    """What is done against agents that cheat."""
     pool: PoolConfig = PoolConfig()
     """Pool hosts; used with launch = "pool"."""
 

@@ -24,6 +24,7 @@ import msgspec
 
 from whippletree.errors import SandboxError
 from whippletree.protocols import ExecResult, Sandbox
+from whippletree.tasks.defence import TEST_ENVIRONMENT
 from whippletree.tasks.reward import RewardExpression
 from whippletree.tasks.scores import REWARD_LIMIT, ScoreError, rewarded, scores_of_json, scores_of_text
 from whippletree.tasks.task import Step, Task
@@ -152,12 +153,18 @@ async def _run_tests(task: Task, sandbox: Sandbox, step: Step, limit: float) -> 
 async def _exec(sandbox: Sandbox, argv: list[str], step: Step, limit: float) -> ExecResult:
     judging = step.judging
     if not judging.user:
-        return await sandbox.exec(["/bin/sh", "-c", _RUN, *argv], timeout=limit, environment=judging.environment, cwd="/")
+        return await sandbox.exec(
+            ["/bin/sh", "-c", _RUN, *argv], timeout=limit, environment=TEST_ENVIRONMENT | judging.environment, cwd="/"
+        )
     opened = await sandbox.exec(["/bin/sh", "-c", _OPEN, *argv], timeout=limit, cwd="/")
     if opened.exit_code:
         return opened
     done = await sandbox.exec(
-        ["/bin/sh", "-c", _RUN_AS, *argv], timeout=limit, environment=judging.environment, cwd="/", user=judging.user
+        ["/bin/sh", "-c", _RUN_AS, *argv],
+        timeout=limit,
+        environment=TEST_ENVIRONMENT | judging.environment,
+        cwd="/",
+        user=judging.user,
     )
     return msgspec.structs.replace(done, output=opened.output + done.output)
 

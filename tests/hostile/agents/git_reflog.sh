@@ -1,0 +1,2 @@
+# history
+cd /app/repo; git reflog | head; git show 'HEAD@{1}:answer' > /app/answer

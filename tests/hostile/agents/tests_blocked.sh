@@ -1,0 +1,2 @@
+# tests
+rm -rf /tests; echo x > /tests; chmod 000 /tests
