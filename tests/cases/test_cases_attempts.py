@@ -115,7 +115,7 @@ async def test_D07_the_agents_limit_is_the_agents(world: World, tmp_path: Path) 
         deadlines=DeadlineConfig(agent=1.0, grace=2.0, seal=10.0),
     )
     failed(rollout, CauseClass.AGENT_TIMEOUT, "agent")
-    assert "verify" not in [phase.name for phase in attempt.phases]
+    assert attempt.result is not None and attempt.result.scores == {"reward": 0.0}  # judged, and of no account
 
 
 # --- D08: a time-out of the agent inside one step of several --------------------------------------------------------------
@@ -150,14 +150,16 @@ async def test_D08_finished_with_reward_0_is_told_from_it(world: World, tmp_path
     assert attempt.result is not None and attempt.result.steps[1].cause is None
 
 
-@pytest.mark.parametrize(("setting", "attempts"), [("mask", 1), ("retry", 2)])
-async def test_D08_what_follows_from_a_time_out_is_a_setting(world: World, tmp_path: Path, setting: str, attempts: int) -> None:
+@pytest.mark.parametrize(("setting", "attempts", "steps"), [("mask", 1, [1.0, 0.0]), ("retry", 2, [1.0])])
+async def test_D08_what_follows_from_a_time_out_is_a_setting(
+    world: World, tmp_path: Path, setting: str, attempts: int, steps: list[float]
+) -> None:
     rollout, attempt = await run_one(
         world, two_steps(tmp_path / "t"), settings=SLEEPS_IN_TWO, agent_timeout=setting, max_attempts=2
     )
     failed(rollout, CauseClass.AGENT_TIMEOUT, "agent")
     assert attempt.attempt == attempts
-    assert attempt.result is not None and [step.reward for step in attempt.result.steps] == [1.0]
+    assert attempt.result is not None and [step.reward for step in attempt.result.steps] == steps
 
 
 # --- D09: (sleep 100000 &) ; the final answer; exit ---------------------------------------------------------------------

@@ -38,7 +38,7 @@ from whippletree.control.config import ControlConfig, reward_rule
 from whippletree.control.defending import Defence
 from whippletree.control.launch import HIDDEN, KILL_SECONDS, Launcher, Launchers
 from whippletree.control.phases import CLEANUP, Ended, Phases
-from whippletree.control.policy import AgentEnd, SealReport, blame, cut_short, judge, row_of
+from whippletree.control.policy import AgentEnd, Row, SealReport, blame, cut_short, judge, row_of
 from whippletree.errors import ConfigurationError, SandboxError, WhippletreeError
 from whippletree.gateway.keys import mint
 from whippletree.gateway.ownership import owner
@@ -182,7 +182,13 @@ class AttemptRun:
                 await self._seal(end)
                 break
         result = total(task, judged, reward_rule(binding.reward, self.parts.config.reward))
+        if (short := self._cut_short) and not self._row(short).reward_valid:
+            self._cut_short = None
+            result = msgspec.structs.replace(result, reward=None, cause=short)
         return msgspec.structs.replace(result, steps=tuple(self._steps)) if len(task.steps) > 1 else result
+
+    def _row(self, cause: Cause) -> Row:
+        return row_of(cause.cause, self.parts.config.on_limit(cause.cause))
 
     async def _boot(self, task: Task, launcher: Launcher) -> SandboxHandle:
         port = INNER_PORT if launcher.inside else 0
@@ -265,7 +271,7 @@ class AttemptRun:
             if cause := judge(end, report, calls):
                 self._cut_short = None
                 raise Ended(cause)
-            if (short := self._cut_short) and not row_of(short.cause, self.parts.config.on_limit(short.cause)).graded:
+            if (short := self._cut_short) and not self._row(short).graded:
                 self._cut_short = None
                 raise Ended(short)
             await self._kill_all()

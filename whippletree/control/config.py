@@ -98,7 +98,8 @@ class ControlConfig(Config):
     stop_seconds: Seconds = 30.0
     """After a request to stop: how long attempts may take to clean up and go back to the queue."""
     agent_timeout: OnLimit = "score"
-    """An agent that was stopped at its time limit: "score" judges what it left, "mask" gives no reward, "retry" tries again."""
+    """An agent that was stopped at its time limit: "score" judges what it left, "mask" judges it and
+    gives no reward, "retry" tries again."""
     out_of_budget: OnLimit = "score"
     """An agent that used up its steps, tokens or cost: as for `agent_timeout`."""
     reward: str = ""

@@ -51,7 +51,7 @@ LIMITS = {CauseClass.AGENT_TIMEOUT: "control.agent_timeout", CauseClass.BUDGET: 
 def _limit(cause: CauseClass, what: str) -> tuple[Row, ...]:
     return (
         Row(cause=cause, setting="score", what=what, retry="never", graded=True, reward_valid=True),
-        Row(cause=cause, setting="mask", what=what, retry="never"),
+        Row(cause=cause, setting="mask", what=what, retry="never", graded=True),
         Row(cause=cause, setting="retry", what=what, retry="attempts"),
     )
 
