@@ -141,18 +141,23 @@ FRAMEWORK = textwrap.dedent(
 async def test_D29_no_zombie_while_running_and_nothing_left_with_the_framework_as_pid_1(kind: str, root: Path) -> None:
     """The case's input: 200 agents that fork and exit, the framework being PID 1; then SIGTERM."""
     framework = await asyncio.create_subprocess_exec(
-        *("unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", FRAMEWORK, kind, str(root)),
+        *("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", FRAMEWORK, kind, str(root)),
         stdout=asyncio.subprocess.PIPE,
     )
     assert framework.stdout is not None
-    assert await asyncio.wait_for(framework.stdout.readline(), 100) == (
-        b"zombies 0 processes 6\n" if kind == "process" else b"zombies 0 processes 14\n"
-    )
-    children = Path(f"/proc/{framework.pid}/task/{framework.pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGTERM)
-    assert await asyncio.wait_for(framework.stdout.readline(), 60) == b"left 0\n"
-    assert await framework.wait() == 0
-    assert list(root.iterdir()) == []
+    try:
+        count = 6 if kind == "process" else 14
+        assert await asyncio.wait_for(framework.stdout.readline(), 100) == f"zombies 0 processes {count}\n".encode()
+        children = Path(f"/proc/{framework.pid}/task/{framework.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGTERM)
+        assert await asyncio.wait_for(framework.stdout.readline(), 60) == b"left 0\n"
+        assert await framework.wait() == 0
+        assert list(root.iterdir()) == []
+    finally:
+        if framework.returncode is None:  # it failed: let nothing of it live on
+            framework.kill()
+            await framework.wait()
+            await asyncio.to_thread(sandboxes.clean, sandboxes.SandboxConfig(root=str(root)))
 
 
 @pytest.mark.skipif(bool(SUPPORT.bubblewrap), reason=f"bubblewrap does not work here: {SUPPORT.bubblewrap}")

@@ -78,12 +78,12 @@ def test_an_address_that_is_not_public_must_be_listed_itself() -> None:
 
 
 def test_a_whole_address_becomes_a_path_and_headers_of_the_hop_stay_behind() -> None:
-    head = b"GET http://A.example:81/x?q=http://b HTTP/1.1\r\nHost: other\r\nProxy-Authorization: x\r\nTE: y\r\n\r\n"
+    head = b"GET http://A.example:81/x?q=http://b HTTP/1.1\r\nHost: other\r\nProxy-Authorization: x\r\nX: y\r\n\r\n"
     wanted = egress_rules.request_of(head)
     assert wanted.target == ("a.example", 81)
-    assert wanted.forward == b"GET /x?q=http://b HTTP/1.1\r\nHost: other\r\nConnection: close\r\n\r\n"
+    assert wanted.forward == b"GET /x?q=http://b HTTP/1.1\r\nHost: A.example:81\r\nX: y\r\nConnection: close\r\n\r\n"
     assert egress_rules.request_of(b"GET http://[::1]?q HTTP/1.0\r\n\r\n") == egress_rules.Wanted(
-        ("::1", 80), b"GET /?q HTTP/1.0\r\nConnection: close\r\n\r\n"
+        ("::1", 80), b"GET /?q HTTP/1.0\r\nHost: [::1]\r\nConnection: close\r\n\r\n"
     )
     assert egress_rules.request_of(b"CONNECT a.example:443 HTTP/1.1\r\n\r\n") == egress_rules.Wanted(("a.example", 443), b"")
 

@@ -110,6 +110,19 @@ def test_several_processes_make_one_image(cache: ImageCache, tmp_path: Path) -> 
     assert not [path for path in cache.directory.iterdir() if path.name.startswith(".making-")]
 
 
+@needs_busybox
+def test_what_killed_processes_left_is_no_obstacle(cache: ImageCache, tmp_path: Path) -> None:
+    archive = Tree(path=str(tree(tmp_path)))
+    made = cache.get(archive)
+    (cache.directory / made.key / "image.json").unlink()  # killed while it removed the image
+    old, new = cache.directory / ".making-old", cache.directory / ".making-new"
+    for path in (old, new):
+        (path / "rootfs").mkdir(parents=True)
+    os.utime(old, (1, 1))
+    assert cache.get(archive) == made and cache.images() == [made]
+    assert new.exists() and not old.exists()
+
+
 @needs_runc
 @needs_busybox
 async def test_sandboxes_run_on_it_and_leave_it_as_it_is(cache: ImageCache, start: Make, tmp_path: Path) -> None:

@@ -117,6 +117,20 @@ async def test_a_killed_launcher_is_replaced(sandbox_root: Path) -> None:
         await box.stop()
 
 
+async def test_a_sandbox_that_is_stopped_before_its_turn_never_starts(sandbox_root: Path) -> None:
+    config = sandboxes.SandboxConfig(kind="process", root=str(sandbox_root), starts_at_once=1)
+    one, two = (sandboxes.create(config, spec_of(sandbox_id=name), gateway=("127.0.0.1", 9)) for name in ("one", "two"))
+    first, second = asyncio.create_task(one.start()), asyncio.create_task(two.start())
+    await asyncio.sleep(0)
+    assert (one.waiting, two.waiting) == (False, True)
+    await two.stop()
+    await first
+    with pytest.raises(SandboxError, match="stopped before its turn"):
+        await second
+    assert [path.name for path in sandbox_root.iterdir()] == ["one"]
+    await one.stop()
+
+
 async def test_stop_before_start_and_a_second_start(sandbox_root: Path) -> None:
     config = sandboxes.SandboxConfig(kind="process", root=str(sandbox_root))
     box = sandboxes.create(config, spec_of(), gateway=("127.0.0.1", 9))

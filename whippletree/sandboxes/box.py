@@ -79,6 +79,7 @@ class Box:
         self.isolation = isolation
         self.handle: SandboxHandle | None = None
         self.waiting = False  # for its turn to start
+        self._given_up = False
         self.gateway = gateway  # where commands inside find it; (host, port)
         self._config = config
         self._request = request
@@ -95,6 +96,10 @@ class Box:
         self.waiting = True
         try:
             async with launcher().turns(self._config.starts_at_once):
+                if self._given_up:
+                    raise SandboxError(
+                        f"sandbox {self._spec.sandbox_id} was stopped before its turn to start", "create another"
+                    )
                 self.waiting = False
                 return await self._boot()
         finally:
@@ -295,6 +300,7 @@ class Box:
 
     async def stop(self) -> None:
         """End everything in it and remove it. Never raises; may be called again, and before `start`."""
+        self._given_up = self.waiting
         lifeline, self._lifeline = self._lifeline, None
         if lifeline is None:
             return

@@ -19,7 +19,7 @@ HEAD_LIMIT = 16_384
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,62}[a-z0-9_])?)*")
 _METHOD = re.compile(r"[A-Z]{1,20}")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_HOP = (b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive", b"te", b"upgrade")
+_HOP = (b"host", b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive", b"te", b"upgrade")
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ def request_of(head: bytes) -> Wanted:
         raise ValueError("neither CONNECT nor a whole http address")
     authority, path = re.fullmatch(r"([^/?#]*)([^#]*)", rest.partition("#")[0], re.DOTALL).groups()  # type: ignore[union-attr]
     first = f"{method} {path if path.startswith('/') else '/' + path} {version}".encode("latin-1")
+    host = f"Host: {authority}".encode("latin-1")  # of the address: what the client says of it may be another
     kept = [line for line in lines[1:] if line.partition(b":")[0].strip().lower() not in _HOP]
-    return Wanted(_target(authority, 80), b"\r\n".join((first, *kept, b"Connection: close", b"", b"")))
+    return Wanted(_target(authority, 80), b"\r\n".join((first, host, *kept, b"Connection: close", b"", b"")))
 
 
 def _target(authority: str, default: int | None) -> Target:

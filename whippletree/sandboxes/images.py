@@ -36,6 +36,8 @@ from whippletree.sandboxes.recipes import Archive, Build, Reference, Source, Tre
 from whippletree.types import Struct
 
 _RECORD = "image.json"
+_MAKING = ".making-"
+_STALE_SECONDS = 3600.0
 _AT_ONCE = 2
 _CHUNK = 1 << 20
 _FRESH_SECONDS = 60.0  # an image that was asked for so recently may be about to be used
@@ -103,6 +105,10 @@ class ImageCache:
 
     def trim(self) -> list[str]:
         """Remove the images that were not used for longest until the rest fits the limit; the keys of those removed."""
+        for path in self.directory.glob(f"{_MAKING}*"):  # of processes that were killed
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > self._seconds + _STALE_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
         images = self.images()
         total = sum(image.bytes for image in images)
         removed: list[str] = []
@@ -136,7 +142,7 @@ class ImageCache:
 
     def _make(self, source: Source, key: str) -> RootImage:
         """Under the lock of the key: make it aside, and move it into place."""
-        aside = Path(tempfile.mkdtemp(prefix=".making-", dir=self.directory))
+        aside = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self.directory))
         try:
             rootfs = aside / "rootfs"
             rootfs.mkdir(mode=0o755)
@@ -156,6 +162,7 @@ class ImageCache:
             (aside / IMAGE_LOCK).touch(mode=0o600)
             (aside / _RECORD).write_bytes(msgspec.json.encode(made))
             aside.chmod(0o755)
+            shutil.rmtree(self.directory / key, ignore_errors=True)  # what is left of one whose removal was cut short
             aside.rename(self.directory / key)
         except OSError as error:
             raise SandboxError(f"no image can be made: {error.strerror}: {error.filename}", "look at sandbox.images") from error
