@@ -100,7 +100,8 @@ class Reconciled(RuleBasedStateMachine):
         self.store = {f"r{number}": Rollout() for number in range(count)}
         others = (Owner(run="r", controller="other"), Owner(run="other", controller="c"))
         self.cluster: dict[str, Observed] = {
-            f"foreign-{number}": job(name=f"foreign-{number}", uid=f"f{number}", owner=others[number]) for number in range(foreign)
+            f"foreign-{number}": job(name=f"foreign-{number}", uid=f"f{number}", owner=others[number])
+            for number in range(foreign)
         }
         self.foreign = dict(self.cluster)
         self.uids = 0
@@ -302,5 +303,3 @@ class Reconciled(RuleBasedStateMachine):
 
 Reconciled.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestReconciled = Reconciled.TestCase
-
-

@@ -60,7 +60,7 @@ class Observed(Struct):
 
     `deleting`: the API server is removing it. `pods`: uids of its pods, oldest first. `waiting`: why no container runs yet.
 
-    Example: Observed(name="wt-...-1", uid="9f...", owner=Owner(run="3f9a1c20be", controller="local"), state="active", created=1.0)
+    Example: Observed(name="wt-...-1", uid="9f...", owner=Owner(...), state="active", created=1.0)
     """
 
     name: str
