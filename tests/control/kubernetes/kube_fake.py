@@ -41,6 +41,8 @@ class FakeApi:
         self.history: list[tuple[int, str, str, dict]] = []
         self.watchers: set[asyncio.Queue] = set()
         self.requests: list[tuple[str, str]] = []
+        self.done: set[int] = set()  # requests that took effect
+        self.silent = False  # watches say nothing and do not end
         self.faults: deque[Fault] = deque()  # each is asked for every request; it is spent once it answers
         self.scripts: deque[list[dict]] = deque()  # what the next watches of Jobs say, instead of the truth; then they end
         self.logs: Callable[[str, str, str], Awaitable[bytes | None]] | None = None
@@ -80,7 +82,7 @@ class FakeApi:
             def fault(request: web.Request) -> Answer | None:
                 if request.method != method or f"/{plural}" not in request.path:
                     return None
-                if after and not request.get("done"):
+                if after and id(request) not in self.done:
                     return None
                 if answer is None:
                     assert request.transport is not None
@@ -108,8 +110,11 @@ class FakeApi:
         if GROUPS.get(plural) != parts[0]:
             return refusal(404, "NotFound")
         answer = await self._route(request, namespace, plural, rest)
-        request["done"] = True
-        return self._fault(request) or answer
+        self.done.add(id(request))
+        try:
+            return self._fault(request) or answer
+        finally:
+            self.done.discard(id(request))
 
     async def _route(self, request: web.Request, namespace: str, plural: str, rest: list[str]) -> Answer:
         if not rest and request.method == "POST":
@@ -191,6 +196,10 @@ class FakeApi:
             for event in self.scripts.popleft():
                 await reply.write(json.dumps(event).encode() + b"\n")
             return reply
+        if self.silent:
+            reply = web.StreamResponse()
+            await reply.prepare(request)
+            await asyncio.sleep(3600)
         if since < self.compacted:
             return refusal(410, "Expired", f"too old resource version: {since} ({self.compacted})")
         reply = web.StreamResponse()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -183,8 +185,32 @@ class KubeWorld(World):
             control=control,
         )
 
+    @asynccontextmanager
+    async def reconciling(self, **changes: object) -> AsyncIterator[asyncio.Task]:
+        """A reconciler that has adopted what there was."""
+        ready = self.directory / "ready.json"
+        ready.unlink(missing_ok=True)
+        spec = msgspec.structs.replace(self.kube_spec(**changes), ready_file=str(ready))
+        async with self.controlling(spec) as task:
+            while not ready.exists():
+                if task.done():
+                    task.result()
+                await asyncio.sleep(0.01)
+            yield task
+
     def want(self, harness: str, count: int = 1, max_attempts: int = 1) -> list[str]:
         return self.add(count, self.task, harness=harness, source=f"tests-{harness}", max_attempts=max_attempts)
 
     def last(self, rollout_id: str):
         return self.store.attempts(rollout_id)[-1]
+
+
+async def until_async(read, expected, seconds: float = 40.0) -> None:
+    """Waits until what is read equals `expected`, or satisfies it."""
+    limit = time.monotonic() + seconds
+    while True:
+        found = await read()
+        if expected(found) if callable(expected) else found == expected:
+            return
+        assert time.monotonic() < limit, found
+        await asyncio.sleep(0.05)

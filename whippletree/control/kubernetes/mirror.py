@@ -17,6 +17,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Generic, Protocol, TypeVar
@@ -27,6 +28,7 @@ from whippletree.errors import ClusterError
 
 log = logging.getLogger(__name__)
 
+REMEMBERED = 1024  # deletions: as many as may happen between a create and its answer
 REFUSED = (401, 403, 404)  # statuses that waiting does not mend
 
 
@@ -47,6 +49,7 @@ class Mirror(Generic[T]):
 
     def __init__(self, cluster: Cluster, kind: Kind, type: type[T], selector: str, changed: Callable[[], None]) -> None:
         self.objects: dict[str, T] = {}  # by uid
+        self.gone: deque[str] = deque(maxlen=REMEMBERED)  # uids whose deletion was watched, newest last
         self.begun = 0
         self.listed = 0
         self.synced = asyncio.Event()
@@ -111,6 +114,7 @@ class Mirror(Generic[T]):
                 return
             if event.type == "DELETED":
                 self.objects.pop(meta.uid, None)
+                self.gone.append(meta.uid)
             else:
                 self.objects[meta.uid] = event.object
         self._version = meta.resource_version or self._version

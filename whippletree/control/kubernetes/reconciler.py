@@ -81,9 +81,10 @@ class Reconciler:
         mirrors = [asyncio.create_task(self.jobs.run()), asyncio.create_task(self.pods.run())]
         try:
             await self._first_lists(mirrors)
-            await self._adopt()
-            self.started.set()
-            await self._reconcile(mirrors)
+            if self.jobs.listed and self.pods.listed:  # not so if it was stopped before it knew anything
+                await self._adopt()
+                self.started.set()
+                await self._reconcile(mirrors)
         finally:
             self._stop.set()
             try:
@@ -110,8 +111,6 @@ class Reconciler:
 
     async def _adopt(self) -> None:
         """Take over what an earlier controller of this name left running; what has no Job goes back to the queue."""
-        if self._stop.is_set():
-            return
         store = self.parts.store
         there = {job.metadata.name: job for job in self.jobs.objects.values()}
         for rollout in await asyncio.to_thread(lambda: store.rollouts(states=("running",))):
@@ -177,7 +176,9 @@ class Reconciler:
         by_name = {job.name: job for job in observed}
         for key, wanted in self.wanted.items():
             job = by_name.get(wanted.job)
-            if job is not None and wanted.stage != "new" and wanted.uid in ("", job.uid):
+            if job is None and not wanted.seen and wanted.uid in self.jobs.gone:
+                self._set(key, seen=True)
+            elif job is not None and wanted.stage != "new" and wanted.uid in ("", job.uid):
                 pod = wanted.pod or (job.pods[0] if job.pods else "")
                 if (wanted.uid, wanted.pod, wanted.seen) != (job.uid, pod, True):
                     self.wanted[key] = msgspec.structs.replace(wanted, uid=job.uid, pod=pod, seen=True)
