@@ -77,7 +77,7 @@ class RealApi:
             f"--service-account-key-file={key}",
             "--disable-admission-plugins=ServiceAccount",
             "--feature-gates=TTLAfterFinished=true",
-            "--allow-privileged=false",
+            "--watch-cache-sizes=configmaps#0",  # so that a compaction is felt at once for them
             "--endpoint-reconciler-type=none",
         )
         self._until(f"{self.url}/readyz")

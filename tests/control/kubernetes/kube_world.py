@@ -22,6 +22,9 @@ from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBin
 from whippletree.control.kubernetes.access import open_access
 from whippletree.control.kubernetes.client import Cluster
 from whippletree.control.kubernetes.config import KubernetesConfig
+from whippletree.control.kubernetes.decide import Owner
+from whippletree.control.kubernetes.labels import attempt_labels
+from whippletree.control.kubernetes.objects import Manifest
 from whippletree.control.process import ControllerSpec
 
 TEMPLATE = """\
@@ -43,6 +46,7 @@ spec:
             - name: API_KEY
               valueFrom: {{ key_ref | tojson }}
 """
+OWNER = Owner(run="r", controller="c")
 COMMANDS = {
     "solve": ["solve", "1.0"],
     "half": ["solve", "0.5"],
@@ -52,6 +56,17 @@ COMMANDS = {
     "crash": ["crash", "3"],
     **{word: [word] for word in ("hang", "oom", "evicted", "nostart", "nopull", "unscheduled")},
 }
+
+
+def manifest(name: str, command: str = "unscheduled") -> Manifest:
+    """A Job of OWNER's, as no template made it."""
+    labels = attempt_labels(OWNER, name, 1)
+    pod = {"restartPolicy": "Never", "containers": [{"name": "a", "image": "x", "command": [command]}]}
+    annotations = {"whippletree/rollout": name}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}},
+    }
 
 
 @dataclass
@@ -179,9 +194,7 @@ class KubeWorld(World):
             secret=str(self.directory / "secret"),
             gateway_url=f"http://127.0.0.1:{self.port}",
             worker=worker,
-            harnesses=tuple(
-                HarnessBinding(harness=name, settings={"command": command}) for name, command in COMMANDS.items()
-            ),
+            harnesses=tuple(HarnessBinding(harness=name, settings={"command": command}) for name, command in COMMANDS.items()),
             control=control,
         )
 

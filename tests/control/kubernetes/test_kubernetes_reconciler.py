@@ -253,5 +253,3 @@ async def test_the_set_up_label_is_taken_when_set_up_is_over(kube: KubeWorld):
         kube.site.kubelet.paused = False
         await until_async(phases, ["agent"])
         assert kube.store.rollout(name).state == "running"
-
-
