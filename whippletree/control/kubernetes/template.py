@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 import yaml
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -105,8 +106,23 @@ class _Unquoted(Exception):
 
 def quote(value: object) -> Quoted:
     """Any value as YAML on one line that reads back as the very same: a double-quoted string, a number, a list, a mapping."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return Quoted("".join(char if " " <= char <= "~" else _escape(ord(char)) for char in text))
+    return Quoted(_yaml(msgspec.to_builtins(value)))
+
+
+def _yaml(value: object) -> str:
+    """JSON, but for what YAML 1.1 reads otherwise: exponents without a point are text there, and characters beyond 16 bits."""
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{_yaml(str(name))}: {_yaml(item)}" for name, item in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(_yaml(item) for item in value) + "]"
+        case float():
+            mantissa, exponent, power = json.dumps(value, allow_nan=False).partition("e")
+            return f"{mantissa}{'' if '.' in mantissa else '.0'}{exponent}{power}"
+        case str():
+            text = json.dumps(value, ensure_ascii=False)
+            return "".join(char if " " <= char <= "~" else _escape(ord(char)) for char in text)
+    return json.dumps(value)
 
 
 def _escape(code: int) -> str:
