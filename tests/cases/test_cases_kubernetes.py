@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
+from control_world import until
+from kube_fake import FakeApi
+from kube_world import OWNER, KubeWorld, Site, fake_site, manifest
 
-CONTROL = Path(__file__).parents[1] / "control"
-sys.path[:0] = [str(CONTROL), str(CONTROL / "kubernetes")]
-
-from control_world import until  # noqa: E402
-from kube_fake import FakeApi  # noqa: E402
-from kube_world import OWNER, KubeWorld, Site, fake_site, manifest  # noqa: E402
-
-from whippletree.control.kubernetes.client import JOBS  # noqa: E402
-from whippletree.control.kubernetes.decide import End, Lose, Wanted, decide  # noqa: E402
-from whippletree.control.kubernetes.labels import owner_labels, selector  # noqa: E402
-from whippletree.control.kubernetes.mirror import Mirror  # noqa: E402
-from whippletree.control.kubernetes.objects import Job, observe  # noqa: E402
+from whippletree.control.kubernetes.client import JOBS
+from whippletree.control.kubernetes.decide import End, Lose, Wanted, decide
+from whippletree.control.kubernetes.labels import owner_labels, selector
+from whippletree.control.kubernetes.mirror import Mirror
+from whippletree.control.kubernetes.objects import Job, observe
 
 D24 = {
     "watch_events": [

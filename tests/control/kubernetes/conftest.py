@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # kube_fake, kube_kubelet, kube_real, kube_world
-
-from kube_real import RealApi  # noqa: E402
-from kube_world import KubeWorld, Site, fake_site, real_site  # noqa: E402
+from kube_real import RealApi
+from kube_world import KubeWorld, Site, fake_site, real_site
 
 SETTING = "WHIPPLETREE_KUBE"
 

@@ -1,7 +1,7 @@
-"""An API server in memory, for unit speed: versions, pages, watches, compaction, refusals, and the controllers for Jobs, garbage and TTL.
+"""An API server in memory, for unit speed: versions, pages, watches, compaction, refusals, controllers for Jobs and garbage.
 
-Every test that uses it also runs against a real API server (marker `kube`), so it is right where it matters. What only it can do: fail on
-demand (`faults`) and play a scripted watch (`scripts`).
+The tests of its behaviour also run against a real API server (marker `kube`), so it is right where it matters. What only it
+can do: fail on demand (`faults`) and play a scripted watch (`scripts`).
 """
 
 from __future__ import annotations
@@ -180,12 +180,11 @@ class FakeApi:
 
     def _select(self, namespace: str, plural: str, selector: str) -> list[dict]:
         wanted = dict(pair.split("=", 1) for pair in selector.split(",") if pair)
-        found = [
+        return [
             value
             for (kind, where, _), value in sorted(self.objects.items())
             if (kind, where) == (plural, namespace) and _matches(value, wanted)
         ]
-        return found
 
     async def _watch(self, request: web.Request, namespace: str, plural: str) -> Answer:
         since = int(request.query.get("resourceVersion") or 0)

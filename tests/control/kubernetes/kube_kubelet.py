@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import datetime
 import json
 import ssl
@@ -89,10 +90,8 @@ class Kubelet:
 
     async def _work(self) -> None:
         while True:
-            try:
+            with contextlib.suppress(aiohttp.ClientError, KeyError):  # the cluster is going away, or the namespace is
                 await self._look()
-            except (aiohttp.ClientError, KeyError):
-                pass
             await asyncio.sleep(0.03)
 
     async def _look(self) -> None:

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 import msgspec
 from control_world import World, write_task
 from kube_fake import GROUPS, FakeApi

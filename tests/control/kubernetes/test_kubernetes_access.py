@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import stat
 import subprocess
 from pathlib import Path
@@ -106,7 +105,7 @@ def test_a_key_on_disk_is_its_owners_alone(tmp_path: Path, certificate: tuple[Pa
     load = ssl.SSLContext.load_cert_chain
 
     def spy(self: ssl.SSLContext, file: str) -> None:
-        modes.append(stat.S_IMODE(os.stat(file).st_mode))
+        modes.append(stat.S_IMODE(Path(file).stat().st_mode))
         load(self, file)
 
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from kube_world import OWNER, Site, manifest, until_async
 from whippletree.control.kubernetes.client import JOBS, PODS, Cluster, Kind, WatchEvent, backoff
 from whippletree.control.kubernetes.labels import selector
 from whippletree.control.kubernetes.objects import Job, Named
+from whippletree.control.kubernetes.template import JobLimits, JobTemplate, JobVariables, own
 from whippletree.errors import ClusterError
 
 MAPS = Kind("api/v1", "configmaps")
@@ -110,6 +112,18 @@ async def test_what_cannot_be_is_said_with_its_reason(site: Site):
         with pytest.raises(ClusterError) as invalid:
             await cluster.create(JOBS, bad)
         assert invalid.value.status == 422 and invalid.value.next_step
+
+
+async def test_the_example_template_is_accepted(site: Site):
+    site.kubelet.paused = True
+    template = JobTemplate.load(Path(__file__).parents[3] / "examples" / "kubernetes-job.yaml")
+    limits = JobLimits(agent_seconds=300.0, verify_seconds=120.0, running_seconds=3600.0)
+    plain = dict.fromkeys(("rollout_id", "name", "model", "source", "harness", "task_id", "task_path", "image"), "x")
+    urls = {"gateway_url": "http://10.0.0.1:8100", "base_url": "http://10.0.0.1:8100/v1", "workdir": "/app"}
+    job = template.render(JobVariables(**plain, **urls, attempt=1, instruction="a: [b", limits=limits))
+    config = site.config(setup_container="setup", result_container="verifier")
+    async with site.cluster() as cluster:
+        await cluster.create(JOBS, own(job, config, OWNER, rollout_id="x", attempt=1, origin="example"))
 
 
 # --- failing on demand -----------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class Rollout:
 
 
 class Reconciled(RuleBasedStateMachine):
-    """A store, a cluster, a mirror that misses, repeats and reorders events, and a controller that may be killed at any point."""
+    """A store, a cluster, a mirror that misses, repeats and reorders events, a controller that may be killed at any point."""
 
     @initialize(count=st.integers(1, 3), foreign=st.integers(0, 2))
     def begin(self, count: int, foreign: int) -> None:

@@ -236,3 +236,16 @@ def test_an_object_without_every_label_of_an_owner_is_nobodys():
 
 def test_a_run_keeps_its_id():
     assert run_id("/runs/a") == run_id("/runs/a") != run_id("/runs/b")
+
+
+def test_the_example_is_a_job_of_ours():
+    example = Path(__file__).parents[3] / "examples" / "kubernetes-job.yaml"
+    job = JobTemplate.load(example).render(variables(instruction='say "hi"\n- x: {{ y }}', task_id="a b"))
+    config = msgspec.structs.replace(CONFIG, setup_container="setup", result_container="verifier")
+    pod = own(job, config, OWNER, rollout_id="r", attempt=1, origin="x")["spec"]["template"]["spec"]
+    assert [container["name"] for container in (*pod["initContainers"], *pod["containers"])] == ["setup", "agent", "verifier"]
+    environment = {entry["name"]: entry for entry in pod["initContainers"][1]["env"]}
+    assert environment["INSTRUCTION"]["value"] == 'say "hi"\n- x: {{ y }}'
+    assert environment["OPENAI_API_KEY"]["valueFrom"]["secretKeyRef"]["key"] == "key"
+    assert pod["initContainers"][1]["resources"]["limits"]["memory"] == "2048Mi"
+    assert "timeout 300 my-agent" in pod["initContainers"][1]["command"][2]

@@ -1,7 +1,7 @@
 """The two ends of an attempt's life in the cluster: its Job is placed, and its end is recorded.
 
     place:  load the task ─► render ─► create the Job ─► create the Secret with its key, owned by the Job
-    record: seal ─► judge ─► capture logs ─► (pause before another try) ─► finish in the store; the Job is an orphan now, and goes
+    record: seal ─► judge ─► capture logs ─► (pause before another try) ─► finish in the store; its Job is an orphan then
     Both may be cut off anywhere by a kill, and are done again from the start: every step is idempotent.
 
 Invariants (tests/control/kubernetes/test_kubernetes_reconciler.py):

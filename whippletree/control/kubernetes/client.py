@@ -1,7 +1,7 @@
 """The few verbs of the Kubernetes REST API that are needed, on aiohttp.
 
-A generated client (kubernetes_asyncio: 48 MB) was left out: its watch has no limit for silence and leaves versions to its caller,
-and seven verbs on typed structs are shorter than what it would take to work around that.
+A generated client (kubernetes_asyncio: 48 MB) was left out: its watch has no limit for silence and leaves versions to its
+caller, and seven verbs on typed structs are shorter than what it would take to work around that.
 
 Invariants (tests/control/kubernetes/test_kubernetes_client.py, against a real API server too):
 - a busy, failing or silent API server (429, 5xx, no connection) is asked again, later each time, within `retry_seconds`;

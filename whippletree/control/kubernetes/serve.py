@@ -1,7 +1,7 @@
 """The Kubernetes reconciler in the controller's process: `python -m whippletree.control SPEC.json` with launch = "kubernetes".
 
-Invariants (tests/control/kubernetes/test_kubernetes_serve.py): it ends cleanly with the request to stop; one controller works on
-a run directory at a time; a template or credential that cannot be used ends it before anything is claimed.
+Invariants (tests/control/kubernetes/test_kubernetes_serve.py): it ends cleanly with the request to stop; one controller works
+on a run directory at a time; a template or credential that cannot be used ends it before anything is claimed.
 """
 
 from __future__ import annotations

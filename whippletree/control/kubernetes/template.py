@@ -1,8 +1,8 @@
 """A user's template, made into one Job of ours.
 
-The template is YAML with Jinja expressions, rendered in Jinja's immutable sandbox: it can call nothing and reach no file. A value
-that is not a plain word has to pass through `quote` or `tojson`; one that does not is refused, so no text of a task can become
-YAML.
+The template is YAML with Jinja expressions, rendered in Jinja's immutable sandbox: it can call nothing and reach no file. A
+value that is not a plain word has to pass through `quote` or `tojson`; one that does not is refused, so no text of a task can
+become YAML.
 
 Invariants (tests/control/kubernetes/test_kubernetes_template.py):
 - whatever the values are, the Job has the structure that the template's author wrote, and `quote` gives back the very text;
