@@ -26,6 +26,7 @@ import aiohttp
 from aiohttp import web
 
 NODE = "test-node"
+AGENT = "test-kubelet"
 PATCH = {"Content-Type": "application/merge-patch+json"}
 
 
@@ -40,8 +41,9 @@ class Kubelet:
     def __init__(self, url: str, namespace: str, token: str = "") -> None:
         self.url = f"{url}/api/v1/namespaces/{namespace}/pods"
         self.root, self.namespace = url, namespace
-        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.headers = {"User-Agent": AGENT, **({"Authorization": f"Bearer {token}"} if token else {})}
         self.ran: list[str] = []  # rollout ids, one entry per pod that was started
+        self.attempts: list[tuple[str, str]] = []  # the same with the attempt
         self.output: dict[str, str] = {}  # by pod
         self.release = asyncio.Event()  # pods with the command `hang` go on to succeed once it is set
         self.paused = False  # takes no new pods
@@ -127,6 +129,7 @@ class Kubelet:
     async def _run(self, pod: dict) -> None:
         name = pod["metadata"]["name"]
         self.ran.append(pod["metadata"]["annotations"]["whippletree/rollout"])
+        self.attempts.append((self.ran[-1], pod["metadata"]["annotations"].get("whippletree/attempt", "")))
         word, *rest = pod["spec"]["containers"][0]["command"]
         containers = pod["spec"]["containers"]
         if word == "unscheduled":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.labels import attempt_labels
 from whippletree.control.kubernetes.objects import Manifest
 from whippletree.control.process import ControllerSpec
+from whippletree.files import write_json
 
 TEMPLATE = """\
 apiVersion: batch/v1
@@ -215,6 +217,25 @@ class KubeWorld(World):
 
     def last(self, rollout_id: str):
         return self.store.attempts(rollout_id)[-1]
+
+
+@asynccontextmanager
+async def process(spec: ControllerSpec, directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A controller as a process of its own, killed at the end if it still runs."""
+    ready = directory / "ready.json"
+    ready.unlink(missing_ok=True)
+    path = directory / "spec.json"
+    write_json(path, msgspec.structs.replace(spec, ready_file=str(ready)))
+    with (directory / "controller.log").open("ab") as log:
+        made = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "whippletree.control", str(path), stdout=log, stderr=log
+        )
+    try:
+        yield made
+    finally:
+        if made.returncode is None:
+            made.kill()
+        await made.wait()
 
 
 async def until_async(read, expected, seconds: float = 40.0) -> None:

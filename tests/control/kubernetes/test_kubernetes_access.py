@@ -6,6 +6,7 @@ import base64
 import json
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -81,9 +82,12 @@ async def test_a_plug_in_that_fails_is_told_without_its_output(tmp_path: Path, b
         await open_access(write(tmp_path, {"exec": {"command": str(tmp_path / "nowhere")}})).token()
 
 
-def test_client_certificates_as_files_and_as_data(tmp_path: Path, certificate: tuple[Path, Path]):
+def test_client_certificates_as_files_and_as_data(
+    tmp_path: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+):
     cert, key = certificate
-    before = set(Path("/tmp").iterdir())
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     data = {
         "client-certificate-data": base64.b64encode(cert.read_bytes()).decode(),
         "client-key-data": base64.b64encode(key.read_bytes()).decode(),
@@ -92,8 +96,7 @@ def test_client_certificates_as_files_and_as_data(tmp_path: Path, certificate: t
     for user in (data, {"client-certificate": str(cert), "client-key": str(key)}):
         found = open_access(write(tmp_path, user, **authority))
         assert found.tls is not None and found.tls.verify_mode.name == "CERT_REQUIRED"
-    left = {path for path in set(Path("/tmp").iterdir()) - before if path.name.startswith("whippletree-")}
-    assert left == set()
+    assert list((tmp_path / "temporary").iterdir()) == []
     unchecked = open_access(write(tmp_path, data, **{"insecure-skip-tls-verify": True}))
     assert unchecked.tls is not None and unchecked.tls.verify_mode.name == "CERT_NONE"
 

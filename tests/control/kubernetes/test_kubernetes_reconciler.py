@@ -12,6 +12,9 @@ from control_world import until
 from kube_world import KubeWorld, until_async
 
 from whippletree.control.kubernetes import reconciler as module
+from whippletree.control.kubernetes.decide import Owner
+from whippletree.control.kubernetes.labels import owner_labels
+from whippletree.control.kubernetes.serve import run_id
 from whippletree.gateway.keys import mint
 from whippletree.protocols import AttemptOutcome
 from whippletree.types import Cause, CauseClass
@@ -137,10 +140,7 @@ def plain_job(name: str, labels: dict[str, str]) -> dict:
 
 
 async def owner_labels_of(kube: KubeWorld) -> dict[str, str]:
-    from whippletree.control.kubernetes.decide import Owner
-    from whippletree.control.kubernetes.labels import owner_labels, run_id
-
-    return owner_labels(Owner(run=run_id(str(kube.directory.resolve())), controller="local"))
+    return owner_labels(Owner(run=await asyncio.to_thread(run_id, kube.store), controller="local"))
 
 
 async def test_two_runs_share_a_namespace(kube: KubeWorld, tmp_path: Path):

@@ -4,48 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
-import msgspec
 import pytest
 from aiohttp import web
 from control_world import until
 from kube_fake import FakeApi
-from kube_world import KubeWorld, until_async
+from kube_world import KubeWorld, process, until_async
 
 from whippletree.control.config import DeadlineConfig
 from whippletree.control.kubernetes.attempts import ClusterAttempt, ClusterParts
 from whippletree.control.kubernetes.client import JOBS
 from whippletree.control.kubernetes.decide import Owner
-from whippletree.control.kubernetes.labels import run_id
+from whippletree.control.kubernetes.serve import run_id
 from whippletree.control.kubernetes.template import JobTemplate
-from whippletree.control.process import ControllerSpec
 from whippletree.control.seal import GatewaySealer
-from whippletree.files import write_json
 from whippletree.gateway.keys import control_key
 from whippletree.types import CauseClass
-
-
-@asynccontextmanager
-async def process(spec: ControllerSpec, directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A controller as a process of its own, killed at the end if it still runs."""
-    ready = directory / "ready.json"
-    ready.unlink(missing_ok=True)
-    path = directory / "spec.json"
-    write_json(path, msgspec.structs.replace(spec, ready_file=str(ready)))
-    with (directory / "controller.log").open("ab") as log:
-        made = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "whippletree.control", str(path), stdout=log, stderr=log
-        )
-    try:
-        yield made
-    finally:
-        if made.returncode is None:
-            made.kill()
-        await made.wait()
 
 
 async def kill(controller: asyncio.subprocess.Process) -> None:
@@ -99,7 +75,7 @@ async def parts_of(kube: KubeWorld) -> AsyncIterator[ClusterParts]:
             store=kube.store,
             sealer=sealer,
             cluster=cluster,
-            owner=Owner(run=run_id(str(kube.directory.resolve())), controller="local"),
+            owner=Owner(run=await asyncio.to_thread(run_id, kube.store), controller="local"),
             template=JobTemplate.load(kube.template),
             bindings=spec.harnesses,
             deadlines=DeadlineConfig(),

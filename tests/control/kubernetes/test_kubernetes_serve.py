@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
 from kube_fake import FakeApi, refusal
 from kube_world import KubeWorld
 
+from whippletree.control.kubernetes.serve import run_id
 from whippletree.control.process import ControllerSpec, run
 from whippletree.errors import ClusterError, ConfigurationError
+from whippletree.store import open_store
 
 
 def with_kubernetes(spec: ControllerSpec, **changes: object) -> ControllerSpec:
@@ -49,6 +52,12 @@ async def test_one_controller_per_run_directory(kube: KubeWorld):
     async with kube.reconciling():
         with pytest.raises(ConfigurationError, match="another controller"):
             await run(kube.kube_spec(), asyncio.Event())
+
+
+async def test_a_run_keeps_its_id_and_has_it_alone(fake_kube: KubeWorld, tmp_path: Path):
+    assert run_id(fake_kube.store) == run_id(fake_kube.store)
+    with open_store(tmp_path / "other") as other:
+        assert run_id(other) != run_id(fake_kube.store)
 
 
 async def test_it_says_when_it_is_ready(kube: KubeWorld):

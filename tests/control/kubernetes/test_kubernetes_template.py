@@ -15,7 +15,7 @@ from kube_world import TEMPLATE
 
 from whippletree.control.kubernetes.config import KubernetesConfig, PodNetworkConfig
 from whippletree.control.kubernetes.decide import Owner
-from whippletree.control.kubernetes.labels import attempt_labels, job_name, label_value, owner_labels, owner_of, run_id
+from whippletree.control.kubernetes.labels import attempt_labels, job_name, label_value, owner_labels, owner_of
 from whippletree.control.kubernetes.template import JobLimits, JobTemplate, JobVariables, key_secret, own, quote
 from whippletree.errors import ConfigurationError
 
@@ -232,10 +232,6 @@ def test_an_object_without_every_label_of_an_owner_is_nobodys():
     for name in labels:
         assert owner_of({key: value for key, value in labels.items() if key != name}) is None
     assert owner_of({**labels, "app.kubernetes.io/managed-by": "Helm"}) is None
-
-
-def test_a_run_keeps_its_id():
-    assert run_id("/runs/a") == run_id("/runs/a") != run_id("/runs/b")
 
 
 def test_the_example_is_a_job_of_ours():

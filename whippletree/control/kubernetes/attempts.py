@@ -24,7 +24,7 @@ import msgspec
 
 from whippletree.control.attempt import Sealer, slug
 from whippletree.control.config import DeadlineConfig, HarnessBinding
-from whippletree.control.kubernetes.client import JOBS, PODS, SECRETS, Cluster, backoff
+from whippletree.control.kubernetes.client import BUSY, JOBS, PODS, SECRETS, Cluster, backoff
 from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.labels import ATTEMPT, ROLLOUT, job_name, owner_of
@@ -139,7 +139,7 @@ class ClusterAttempt:
         )
 
     async def _create(self, manifest: Manifest) -> str:
-        """Its uid. A full quota is waited for as long as for a machine."""
+        """Its uid. A full quota, or an API server that does not answer, is waited for as long as for a machine."""
         until = time.monotonic() + self.parts.config.pending_seconds
         tries = 0
         while True:
@@ -149,7 +149,7 @@ class ClusterAttempt:
                 tries += 1
                 if error.reason == "AlreadyExists":
                     return await self._found()
-                if QUOTA not in error.cause or time.monotonic() > until:
+                if not _passes(error) or time.monotonic() > until:
                     raise
             await asyncio.sleep(backoff(tries, 0.0, 0.5))
 
@@ -251,6 +251,11 @@ class ClusterAttempt:
         ]
         if events:
             await asyncio.wrap_future(self.parts.store.append_events(events))
+
+
+def _passes(error: ClusterError) -> bool:
+    """Whether what keeps a Job from being created is not about the Job."""
+    return QUOTA in error.cause or error.status == 0 or error.status in BUSY
 
 
 def _settings(bindings: Sequence[HarnessBinding], spec: RolloutSpec) -> dict[str, object]:

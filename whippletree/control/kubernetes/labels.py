@@ -35,11 +35,6 @@ def _slug(text: str) -> str:
     return f"{safe or 'x'}-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
-def run_id(directory: str) -> str:
-    """A run's id in the cluster: the same after a restart, and no other run's."""
-    return hashlib.sha256(directory.encode("utf-8", "surrogateescape")).hexdigest()[:10]
-
-
 def job_name(run: str, rollout_id: str, attempt: int) -> str:
     """The Job of an attempt: one name, so that it can be created once only. At most 63 characters."""
     return f"wt-{run}-{_slug(rollout_id)}-{attempt}"

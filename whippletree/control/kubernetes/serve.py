@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,18 +17,22 @@ from whippletree.control.kubernetes.access import open_access
 from whippletree.control.kubernetes.attempts import ClusterParts
 from whippletree.control.kubernetes.client import Cluster
 from whippletree.control.kubernetes.decide import Owner
-from whippletree.control.kubernetes.labels import label_value, run_id
+from whippletree.control.kubernetes.labels import label_value
 from whippletree.control.kubernetes.reconciler import Reconciler
 from whippletree.control.kubernetes.template import JobTemplate
 from whippletree.control.seal import GatewaySealer
 from whippletree.errors import ConfigurationError
 from whippletree.files import write_json
 from whippletree.gateway.keys import control_key, load_secret
+from whippletree.protocols import Store
 from whippletree.store import StoreConfig, open_store
 from whippletree.types import Struct
 
 if TYPE_CHECKING:
     from whippletree.control.process import ControllerSpec
+
+
+RUN_ID = "kubernetes_run"  # key in the store's metadata
 
 
 class ReconcilerReady(Struct):
@@ -47,11 +52,11 @@ async def serve(spec: ControllerSpec, stop: asyncio.Event) -> None:
     template = JobTemplate.load(Path(config.template))
     access = open_access(config)
     secret = load_secret(Path(spec.secret))
-    owner = Owner(run=run_id(str(directory.resolve())), controller=label_value(spec.worker))
     with (
         only_one(directory / "controller.lock"),
         open_store(Path(spec.store), config=StoreConfig(durability="power"), instance="controller") as store,
     ):
+        owner = Owner(run=run_id(store), controller=label_value(spec.worker))
         sealer = GatewaySealer(spec.gateway_url, control_key(secret), store)
         try:
             async with Cluster(access, config) as cluster:
@@ -71,6 +76,15 @@ async def serve(spec: ControllerSpec, stop: asyncio.Event) -> None:
                 await _run(Reconciler(parts, spec.worker, spec.control.stop_seconds), spec, stop)
         finally:
             sealer.close()
+
+
+def run_id(store: Store) -> str:
+    """The run's id in the cluster, drawn once and kept in its store: a path would be the same on two machines."""
+    known = store.meta(RUN_ID)
+    if known is None:
+        known = secrets.token_hex(5)
+        store.set_meta(RUN_ID, known).result()
+    return known
 
 
 async def _run(reconciler: Reconciler, spec: ControllerSpec, stop: asyncio.Event) -> None:
