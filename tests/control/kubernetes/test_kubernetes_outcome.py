@@ -42,6 +42,15 @@ def test_a_good_end_has_its_result():
     assert (end.result.reward, end.result.scores, end.agent.cause) == (0.5, {"x": 1.0}, None)
 
 
+def test_a_container_beside_that_was_stopped_by_force_is_no_failure():
+    beside = pod(
+        ("verifier", {"exitCode": 0, "message": '{"reward": 1}'}), init=(("proxy", {"exitCode": 137, "reason": "OOMKilled"}),)
+    )
+    assert read_end(job(COMPLETE), [beside], "verifier").result.reward == 1.0
+    forced = pod(("verifier", {"exitCode": 137, "message": '{"reward": 1}'}))
+    assert cause_of(read_end(job(COMPLETE), [forced], "verifier")) == (CauseClass.VERIFIER, "verify")
+
+
 def test_the_result_is_the_named_containers_alone():
     two = pod(("agent", {"message": '{"reward": 1}'}), ("verifier", {"message": '{"reward": 0}'}))
     assert read_end(job(COMPLETE), [two], "verifier").result.reward == 0.0

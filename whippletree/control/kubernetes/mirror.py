@@ -50,6 +50,7 @@ class Mirror(Generic[T]):
     def __init__(self, cluster: Cluster, kind: Kind, type: type[T], selector: str, changed: Callable[[], None]) -> None:
         self.objects: dict[str, T] = {}  # by uid
         self.gone: deque[str] = deque(maxlen=REMEMBERED)  # uids whose deletion was watched, newest last
+        self.changes = 0  # counts up with each change of `objects`
         self.begun = 0
         self.listed = 0
         self.synced = asyncio.Event()
@@ -81,7 +82,7 @@ class Mirror(Generic[T]):
         self.objects = {entry.metadata.uid: entry for entry in found}
         self.listed = number
         self.synced.set()
-        self._changed()
+        self._tell()
 
     async def _watch_until(self, end: float, troubles: int) -> int:
         """Watch on and on; returns how many troubles came in a row. Raises ClusterError when a list is needed."""
@@ -119,7 +120,11 @@ class Mirror(Generic[T]):
                 self.objects[meta.uid] = event.object
         self._version = meta.resource_version or self._version
         if event.type != "BOOKMARK":
-            self._changed()
+            self._tell()
+
+    def _tell(self) -> None:
+        self.changes += 1
+        self._changed()
 
 
 def _older(version: str, than: str) -> bool:

@@ -64,16 +64,16 @@ def read_end(job: Job, pods: Sequence[Pod], result_container: str) -> JobEnd:
     if len(pods) > 1:
         return _cause(CauseClass.HOST_LOST, "agent", f"{len(pods)} pods ran for one attempt: none of them counts")
     pod = pods[0]
+    if job.state == "succeeded":  # containers beside the main ones may have been stopped by force: that is no failure
+        return JobEnd(agent=AgentEnd(result=HarnessResult(exit_status="Completed")), result=_result(pod, result_container))
     if (end := _pod_failure(pod)) is not None:
         return end
     for container in pod.containers:
         ended = container.state.terminated
         if ended is not None and ended.exit_code != 0:
             return _crash(container.name, ended, result_container)
-    if job.state != "succeeded":
-        reason = pod.status.reason or (failed.reason if failed else "") or "no reason given"
-        return _cause(CauseClass.HOST_LOST, "agent", f"the pod failed, and no container did: {reason}", "look at the node")
-    return JobEnd(agent=AgentEnd(result=HarnessResult(exit_status="Completed")), result=_result(pod, result_container))
+    reason = pod.status.reason or (failed.reason if failed else "") or "no reason given"
+    return _cause(CauseClass.HOST_LOST, "agent", f"the pod failed, and no container did: {reason}", "look at the node")
 
 
 def _pod_failure(pod: Pod) -> JobEnd | None:
@@ -111,6 +111,8 @@ def _result(pod: Pod, name: str) -> VerifierResult:
     container = _result_container(pod, name)
     if container is None or container.state.terminated is None:
         return _no_result(f"the pod has no ended container {name!r}", "set control.kubernetes.result_container")
+    if container.state.terminated.exit_code:
+        return _no_result(f"container {container.name} ended with {container.state.terminated.exit_code}", "see its log")
     text = container.state.terminated.message
     if not text.strip():
         return _no_result(f"container {container.name} ended well and left no result", "write it to /dev/termination-log")

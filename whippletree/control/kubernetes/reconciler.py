@@ -29,7 +29,7 @@ from whippletree.control.attempt import to_the_end
 from whippletree.control.kubernetes import network
 from whippletree.control.kubernetes.attempts import ClusterAttempt, ClusterParts
 from whippletree.control.kubernetes.client import JOBS, PODS, SECRETS
-from whippletree.control.kubernetes.decide import Action, Create, End, Expire, Lose, Remove, Stage, Wanted, decide
+from whippletree.control.kubernetes.decide import Action, Create, End, Expire, Lose, Observed, Remove, Stage, Wanted, decide
 from whippletree.control.kubernetes.labels import PHASE, selector
 from whippletree.control.kubernetes.mirror import Mirror
 from whippletree.control.kubernetes.objects import Job, Named, Pod, observe
@@ -64,6 +64,7 @@ class Reconciler:
         self._attempts: dict[Key, ClusterAttempt] = {}
         self._tasks: dict[asyncio.Task[None], tuple[str, object]] = {}
         self._busy: set[object] = set()  # uids and pods that a request is under way for
+        self._observed: tuple[tuple[int, int], list[Observed]] = ((-1, -1), [])
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         chosen = selector(parts.owner)
@@ -171,8 +172,7 @@ class Reconciler:
 
     def _step(self) -> None:
         """Decide on what is known now, and start what was decided."""
-        jobs = self.jobs.objects
-        observed = observe(jobs.values(), self.pods.objects.values())
+        observed = self._observe()
         by_name = {job.name: job for job in observed}
         for key, wanted in self.wanted.items():
             job = by_name.get(wanted.job)
@@ -186,6 +186,13 @@ class Reconciler:
         for action in decide(list(self.wanted.values()), observed, owner=self.parts.owner, listed=listed, now=time.time()):
             self._carry_out(action)
         self._close_setup()
+
+    def _observe(self) -> list[Observed]:
+        """What the mirrors have; worked out anew only when they changed."""
+        changes = (self.jobs.changes, self.pods.changes)
+        if self._observed[0] != changes:
+            self._observed = (changes, observe(self.jobs.objects.values(), self.pods.objects.values()))
+        return self._observed[1]
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Remove):
@@ -238,8 +245,8 @@ class Reconciler:
         self.wanted[key] = msgspec.structs.replace(self.wanted[key], **changes)
 
     def _forget(self, key: Key) -> None:
-        del self.wanted[key]
-        del self._attempts[key]
+        self.wanted.pop(key, None)
+        self._attempts.pop(key, None)
 
     # --- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -336,7 +343,10 @@ class Reconciler:
             for task in placing:
                 task.cancel()
         if recording or placing:
-            await asyncio.wait([*recording, *placing], timeout=self._stop_seconds)
+            done, _ = await asyncio.wait([*recording, *placing], timeout=self._stop_seconds)
+            for task in done:
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    log.error("the end of an attempt was not written: %s", error)
         if self.config.on_stop == "leave":
             return
         cause = Cause(
