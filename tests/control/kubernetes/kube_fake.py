@@ -125,7 +125,7 @@ class FakeApi:
             return self._list(request, namespace, plural)
         if rest[1:] == ["log"]:
             text = await self.logs(namespace, rest[0], request.query["container"]) if self.logs else None
-            return refusal(404, "NotFound") if text is None else web.Response(body=text[-int(request.query["limitBytes"]) :])
+            return refusal(404, "NotFound") if text is None else web.Response(body=text[: int(request.query["limitBytes"])])
         if rest[1:] == ["binding"]:
             return web.json_response({}, status=201)
         found = self.objects.get((plural, namespace, rest[0]))

@@ -82,7 +82,7 @@ class Kubelet:
 
     async def _log(self, request: web.Request) -> web.Response:
         text = await self.log(request.match_info["namespace"], request.match_info["pod"], request.match_info["container"])
-        return web.Response(status=404) if text is None else web.Response(body=text[-int(request.query["limitBytes"]) :])
+        return web.Response(status=404) if text is None else web.Response(body=text[: int(request.query["limitBytes"])])
 
     async def log(self, namespace: str, pod: str, container: str) -> bytes | None:
         text = self.output.get(pod)

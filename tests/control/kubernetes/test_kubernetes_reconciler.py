@@ -9,9 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from control_world import until
+from kube_fake import FakeApi, refusal
 from kube_world import KubeWorld, until_async
 
 from whippletree.control.kubernetes import reconciler as module
+from whippletree.control.kubernetes import serve
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.labels import owner_labels
 from whippletree.control.kubernetes.serve import run_id
@@ -182,14 +184,18 @@ async def test_a_job_that_somebody_deletes_is_lost_and_tried_again(kube: KubeWor
     assert kube.store.attempts(name)[0].cause.cause is CauseClass.HOST_LOST
 
 
-async def test_a_pod_that_is_replaced_ends_its_attempt(kube: KubeWorld):
+async def test_a_pod_that_is_replaced_ends_its_attempt(kube: KubeWorld, monkeypatch: pytest.MonkeyPatch):
+    made: list[module.Reconciler] = []
+
+    class Shown(module.Reconciler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(serve, "Reconciler", Shown)
     (name,) = kube.want("hang")
     async with kube.controlling(kube.kube_spec()):
-        await until(lambda: kube.site.kubelet.ran == [name])
-        await until_async(
-            lambda: kube.site.objects("pods"), lambda found: [pod["status"]["phase"] for pod in found] == ["Running"]
-        )
-        await asyncio.sleep(0.3)  # the mirror sees the first pod
+        await until(lambda: made and [bool(wanted.pod) for wanted in made[0].wanted.values()] == [True])
         kube.site.kubelet.paused = True
         await kube.site.delete("pods", (await kube.site.names("pods"))[0])
         (rollout,) = await kube.finished([name])
@@ -253,3 +259,82 @@ async def test_the_set_up_label_is_taken_when_set_up_is_over(kube: KubeWorld):
         kube.site.kubelet.paused = False
         await until_async(phases, ["agent"])
         assert kube.store.rollout(name).state == "running"
+
+
+# --- an API server that fails on demand ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [refusal(403, "Forbidden", 'jobs "x" is forbidden: exceeded quota: jobs'), refusal(503, "ServiceUnavailable"), None],
+    ids=["quota", "busy", "away"],
+)
+async def test_what_passes_costs_no_try(fake_kube: KubeWorld, answer: object):
+    api = fake_kube.site.api
+    assert isinstance(api, FakeApi)
+    api.fail("POST", "jobs", answer, times=4)
+    (name,) = fake_kube.want("solve", max_attempts=1)
+    async with fake_kube.controlling(fake_kube.kube_spec(retry_seconds=0.1)):
+        (rollout,) = await fake_kube.finished([name])
+    assert (rollout.reward, rollout.attempt) == (1.0, 1)
+
+
+async def test_a_quota_that_stays_full_is_a_deadline(fake_kube: KubeWorld):
+    api = fake_kube.site.api
+    assert isinstance(api, FakeApi)
+    api.fail("POST", "jobs", refusal(403, "Forbidden", "exceeded quota: jobs"), times=1000)
+    (name,) = fake_kube.want("solve")
+    async with fake_kube.controlling(fake_kube.kube_spec(pending_seconds=0.5)):
+        (rollout,) = await fake_kube.finished([name])
+    assert (rollout.cause.cause, "quota" in rollout.cause.message) == (CauseClass.DEADLINE, True)
+
+
+async def test_output_that_cannot_be_had_costs_no_reward(fake_kube: KubeWorld):
+    api = fake_kube.site.api
+    assert isinstance(api, FakeApi)
+
+    async def nothing(namespace: str, pod: str, container: str) -> None:
+        return None
+
+    api.logs = nothing
+    (name,) = fake_kube.want("solve")
+    async with fake_kube.controlling(fake_kube.kube_spec()):
+        (rollout,) = await fake_kube.finished([name])
+    assert rollout.reward == 1.0
+    assert list((fake_kube.directory / "attempts").rglob("*.log")) == []
+
+
+async def test_output_is_cut_to_its_end(kube: KubeWorld):
+    (name,) = kube.want("crash")
+    write = kube.site.kubelet.log
+
+    async def long(namespace: str, pod: str, container: str) -> bytes | None:
+        text = await write(namespace, pod, container)
+        return None if text is None else b"x" * 3_000_000 + text
+
+    kube.site.kubelet.log = long
+    if isinstance(kube.site.api, FakeApi):
+        kube.site.api.logs = long
+    async with kube.controlling(kube.kube_spec(log_kb=1)):
+        await kube.finished([name])
+    (path,) = (kube.directory / "attempts").rglob("*.log")
+    assert path.read_text().endswith("begin crash with [key]\n") and len(path.read_bytes()) <= 1024
+    assert len(path.read_bytes()) > 500
+
+
+@pytest.mark.parametrize("shift", [0, 1, 30, 60])
+async def test_a_key_that_the_cut_goes_through_is_not_kept(fake_kube: KubeWorld, shift: int):
+    (name,) = fake_kube.want("crash")
+    key = mint(fake_kube.secret, name, 1).encode()
+    api = fake_kube.site.api
+    assert isinstance(api, FakeApi)
+
+    async def long(namespace: str, pod: str, container: str) -> bytes:
+        return b"a" * 5000 + key + key + b"z" * (1024 - 2 * len(key) + shift)
+
+    api.logs = long
+    async with fake_kube.controlling(fake_kube.kube_spec(log_kb=1)):
+        await fake_kube.finished([name])
+    (path,) = (fake_kube.directory / "attempts").rglob("*.log")
+    kept = path.read_bytes()
+    assert kept.endswith(b"z") and not any(key[at : at + 8] in kept for at in range(len(key) - 8))

@@ -224,7 +224,6 @@ class ClusterAttempt:
     async def _capture(self, pods: Sequence[Pod]) -> None:
         """Keep the end of every container's output beside the run. Output that cannot be had costs no reward."""
         directory = self.parts.directory / "attempts" / slug(self.spec.rollout_id) / str(self.attempt.attempt)
-        limit = self.parts.config.log_kb * 1024
         for pod in pods:
             for container in (container for container in pod.containers if container.started):
                 name = re.sub(r"[^A-Za-z0-9-]", "-", container.name)
@@ -234,8 +233,13 @@ class ClusterAttempt:
                 except (ClusterError, TimeoutError) as error:
                     log.warning("%s: the output of container %s was not captured: %s", self.job, container.name, error)
                     continue
-                hidden = output[-limit:].replace(self._key.encode(), HIDDEN.encode())
-                await asyncio.to_thread(write_atomically, directory / f"{name}.log", hidden)
+                await asyncio.to_thread(write_atomically, directory / f"{name}.log", self._hide(output))
+
+    def _hide(self, output: bytes) -> bytes:
+        """Without the key; where the output's beginning was cut off, without the part of a key that may begin it."""
+        key = self._key.encode()
+        cut = len(output) >= self.parts.config.log_kb * 1024
+        return output.replace(key, HIDDEN.encode())[len(key) if cut else 0 :]
 
     async def _tell(self, times: Sequence[Phase]) -> None:
         events = [

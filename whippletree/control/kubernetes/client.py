@@ -37,6 +37,7 @@ PAGE = 500  # objects
 BUSY = frozenset({429, 500, 502, 503, 504})
 FIRST_DELAY, MAX_DELAY = 0.2, 10.0  # seconds between two tries
 MAX_RETRY_AFTER = 60.0  # seconds that the server may ask us to wait
+MOST_OUTPUT = 64 << 20  # bytes of one container's output that are read at most
 LONGEST_LINE = 4 << 20  # bytes of one watch event
 
 
@@ -131,9 +132,10 @@ class Cluster:
                 raise
 
     async def log(self, pod: str, container: str) -> bytes:
-        """The end of a container's output, within the settings' limits."""
-        limits = {"tailLines": str(self.config.log_lines), "limitBytes": str(self.config.log_kb * 1024)}
-        return await self._ask("GET", f"{self._path(PODS, pod)}/log", params={"container": container, **limits})
+        """The end of a container's output, within the settings' limits. The API's own limit in bytes would cut off the end."""
+        limits = {"tailLines": str(self.config.log_lines), "limitBytes": str(MOST_OUTPUT)}
+        path = f"{self._path(PODS, pod)}/log"
+        return await self._ask("GET", path, params={"container": container, **limits}, keep=self.config.log_kb * 1024)
 
     # --- many objects --------------------------------------------------------------------------------------------------
 
@@ -207,14 +209,15 @@ class Cluster:
         params: Mapping[str, str] | None = None,
         body: Manifest | None = None,
         content: str = "application/json",
+        keep: int = 0,
     ) -> bytes:
-        """The answer to one request, tried again while that may help."""
+        """The answer to one request, tried again while that may help. `keep`: its last bytes only; 0 means all of it."""
         until = time.monotonic() + self.config.retry_seconds
         tries = 0
         while True:
             try:
                 async with self._slots:
-                    return await self._ask_once(method, path, params, body, content)
+                    return await self._ask_once(method, path, params, body, content=content, keep=keep)
             except ClusterError as error:
                 tries += 1
                 pause = backoff(tries, error.retry_after, self._draw.random())
@@ -223,13 +226,13 @@ class Cluster:
             await asyncio.sleep(pause)
 
     async def _ask_once(
-        self, method: str, path: str, params: Mapping[str, str] | None, body: Manifest | None, content: str
+        self, method: str, path: str, params: Mapping[str, str] | None, body: Manifest | None, *, content: str, keep: int
     ) -> bytes:
         what = f"{method} {path}"
         limits = aiohttp.ClientTimeout(total=self.config.request_seconds)
         try:
             async with self._open(method, path, params=params, body=body, content=content, limits=limits) as reply:
-                data = await reply.read()
+                data = await (_tail(reply.content, keep) if keep else reply.read())
                 if reply.status == 401:
                     await self._access.token(fresh=True)
                 if reply.status >= 300:
@@ -266,6 +269,16 @@ class Cluster:
             server_hostname=self._access.server_name,
         ) as reply:
             yield reply
+
+
+async def _tail(content: aiohttp.StreamReader, keep: int) -> bytes:
+    """The last bytes of an answer of any length."""
+    rest = bytearray()
+    async for piece in content.iter_any():
+        rest += piece
+        if len(rest) > 2 * keep:
+            del rest[:-keep]
+    return bytes(rest[-keep:])
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
