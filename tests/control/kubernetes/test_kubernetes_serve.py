@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -75,3 +77,21 @@ async def test_a_stop_before_the_cluster_answers_is_obeyed(fake_kube: KubeWorld)
     await asyncio.sleep(0.3)
     stop.set()
     await asyncio.wait_for(task, 20)
+
+
+def test_without_its_extra_it_says_what_to_install(tmp_path: Path):
+    """The core has no YAML; only launch = "kubernetes" needs it."""
+    spec = {
+        "directory": str(tmp_path),
+        "store": str(tmp_path / "store"),
+        "secret": str(tmp_path / "secret"),
+        "gateway_url": "http://127.0.0.1:1",
+        "control": {"launch": "kubernetes", "kubernetes": {"template": "job.yaml"}},
+    }
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    script = (
+        "import sys; sys.modules['yaml'] = None; from whippletree.control.process import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "spec.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "whippletree[kubernetes]" in done.stderr) == (1, True), done.stderr
