@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 SEED ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help env env-smollm2 env-vllm env-harnesses env-postgres demo demo-smollm2 test test-slow test-vllm test-harnesses lint format bench docs clean
+.PHONY: help env env-smollm2 env-vllm env-harnesses env-postgres demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube lint format bench docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -17,7 +17,7 @@ env: $(VENV)/.ready  ## make .venv with everything that the demo and the tests n
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,sandbox,mini,renderers,postgres,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,sandbox,mini,renderers,postgres,kubernetes,dev]'
 	touch $@
 
 env-smollm2: env  ## add the real 135M weights and their converter
@@ -57,6 +57,9 @@ test-vllm: env-vllm  ## the engine tests against a real vLLM on CPU
 
 test-harnesses: env-harnesses  ## real coding agents against the gateway and a scripted engine
 	WHIPPLETREE_HARNESSES=$(CURDIR)/.harnesses $(BIN)/pytest -m harness tests/live
+
+test-kube: env  ## Jobs on a real API server; WHIPPLETREE_KUBE is the folder or archive with its binaries
+	WHIPPLETREE_KUBE=$$(scripts/kube-binaries.sh "$(WHIPPLETREE_KUBE)") $(BIN)/pytest -m kube tests/control/kubernetes
 
 lint: env  ## ruff, strict types, import directions
 	$(BIN)/ruff check .

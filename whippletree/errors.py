@@ -12,6 +12,7 @@ WhippletreeError
 │   └── WeightMismatch      after a weight sync the engine's logprobs are not the learner's
 ├── RequestError            a harness's request cannot be served; carries an HTTP status
 ├── ProcessError            a supervised process did not get ready or kept dying
+├── ClusterError            a Kubernetes API server refused a request or does not answer
 ├── SandboxError            a sandbox cannot be started, entered or stopped
 ├── HarnessError            a harness cannot be launched or broke its contract
 ├── VerifierError           a verifier gave no usable reward
@@ -85,6 +86,17 @@ class RequestError(WhippletreeError):
 
 class ProcessError(WhippletreeError):
     """A supervised process did not get ready or kept dying; the message ends with its last lines of output."""
+
+
+class ClusterError(WhippletreeError):
+    """A Kubernetes API server refused a request or does not answer. `status` is its HTTP status (0: no answer), `reason` its
+    own word for it ("AlreadyExists", "Conflict", "Expired"...), `retry_after` seconds that it asked to wait (0: none)."""
+
+    def __init__(self, cause: str, next_step: str = "", *, status: int = 0, reason: str = "", retry_after: float = 0.0) -> None:
+        super().__init__(cause, next_step)
+        self.status = status
+        self.reason = reason
+        self.retry_after = retry_after
 
 
 class SandboxError(WhippletreeError):

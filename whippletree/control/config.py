@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from whippletree.configuration import Config
+from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.control.policy import OnLimit, RestartPolicy
 from whippletree.errors import ConfigurationError
 from whippletree.tasks.reward import RewardExpression
@@ -88,7 +89,8 @@ class ControlConfig(Config):
     concurrency: Count = 16
     """Attempts under way at the same time."""
     launch: Launch = "pool"
-    """"pool": inside long-lived host processes; "process": one harness process per attempt, inside its sandbox."""
+    """"pool": inside long-lived host processes; "process": one harness process per attempt, inside its sandbox;
+    "kubernetes": one Job per attempt, from a template."""
     starts_at_once: Count = 8
     """Sandboxes being started at the same time; the others wait, outside their boot limit."""
     idle_poll_seconds: Seconds = 0.05
@@ -113,6 +115,8 @@ class ControlConfig(Config):
     """What is done against agents that cheat."""
     pool: PoolConfig = PoolConfig()
     """Pool hosts; used with launch = "pool"."""
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """Jobs; used with launch = "kubernetes"."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a reward that is no expression; `convert` adds the key."""

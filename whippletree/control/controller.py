@@ -68,7 +68,7 @@ class Controller:
 
     async def run(self) -> None:
         """Until `stop`. Raises StoreError when outcomes cannot be written."""
-        with _only_one(self.parts.directory / "controller.lock"):
+        with only_one(self.parts.directory / "controller.lock"):
             await self._take_over()
             self.started.set()
             async with self.watch.watching():
@@ -194,7 +194,7 @@ def _describe(attempt: Attempt, cause: Cause) -> str:
 
 
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
+def only_one(path: Path) -> Iterator[None]:
     """Hold the run directory's lock, which the system drops when this process ends in whatever way."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:

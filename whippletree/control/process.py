@@ -86,6 +86,9 @@ def gateway_address(url: str) -> tuple[str, int]:
 
 async def run(spec: ControllerSpec, stop: asyncio.Event) -> None:
     """Take and run rollouts until `stop` is set. Raises WhippletreeError when it cannot start or the store fails."""
+    if spec.control.launch == "kubernetes":
+        await _serve_kubernetes(spec, stop)
+        return
     directory = Path(spec.directory)
     gateway = gateway_address(spec.gateway_url)
     launchers = Launchers(spec.harnesses, spec.control, directory / "logs")
@@ -113,6 +116,17 @@ async def run(spec: ControllerSpec, stop: asyncio.Event) -> None:
         finally:
             await launchers.close()
             sealer.close()
+
+
+async def _serve_kubernetes(spec: ControllerSpec, stop: asyncio.Event) -> None:
+    """The Kubernetes reconciler; what it needs is imported only for it."""
+    try:
+        from whippletree.control.kubernetes.serve import serve
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f'launch = "kubernetes" needs the module {error.name}', "install whippletree[kubernetes]"
+        ) from error
+    await serve(spec, stop)
 
 
 async def _serve(controller: Controller, spec: ControllerSpec, stop: asyncio.Event) -> None:

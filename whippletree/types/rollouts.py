@@ -12,7 +12,7 @@ from whippletree.types.engines import Sampling
 
 RolloutState = Literal["queuing", "running", "succeeded", "failed"]
 Purpose = Literal["train", "eval"]
-Launch = Literal["process", "pool"]
+Launch = Literal["process", "pool", "kubernetes"]
 
 
 class CauseClass(enum.StrEnum):
