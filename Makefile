@@ -74,6 +74,8 @@ format: env  ## apply ruff's formatting and safe fixes
 bench: env  ## ratios against baselines taken in the same run; each ends with one line of JSON
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/gateway.py
+	$(BIN)/python bench/sandboxes.py
+	$(BIN)/python bench/control.py
 	$(BIN)/python bench/demo.py
 
 docs: env  ## write the configuration page, run the documentation's commands and check its settings

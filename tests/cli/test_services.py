@@ -52,7 +52,7 @@ def layout(tmp_path: Path, models_dir: Path) -> Layout:
     _, layout = new_run(tmp_path / "run")
     configure(
         layout,
-        ('template = ""', 'template = "tiny"'),
+        ('[rendering] template = ""', 'template = "tiny"'),
         ("context = 1024", "context = 64"),
         ('launch = "pool"', 'launch = "process"'),
     )

@@ -268,9 +268,13 @@ def write_tokenizer(directory: Path) -> Path:
 
 
 def configure(layout: Layout, *changes: tuple[str, str]) -> None:
-    """Change lines of the run's config.toml, each of which must be there once."""
+    """Change lines of the run's config.toml. Each must be there once, or stand below the "[table] " that is named before it."""
     text = layout.config.read_text(encoding="utf-8")
     for old, new in changes:
-        assert text.count(f"\n{old}\n") == 1, old
-        text = text.replace(f"\n{old}\n", f"\n{new}\n")
+        table, line = old.split("] ", 1) if old.startswith("[") else ("", old)
+        start = text.index(f"\n{table}]\n") if table else 0
+        assert f"\n{line}\n" in text[start:], old
+        assert table or text.count(f"\n{line}\n") == 1, old
+        place = text.index(f"\n{line}\n", start) + 1
+        text = text[:place] + new + text[place + len(line) :]
     layout.config.write_text(text, encoding="utf-8")

@@ -124,7 +124,7 @@ def test_a_list_without_a_terminal_is_never_cut(layout: Layout):
 
 
 def test_every_token_is_shown_with_its_logprob_and_version(layout: Layout, tmp_path: Path):
-    configure(layout, ('template = ""', 'template = "tiny"'))
+    configure(layout, ('[rendering] template = ""', 'template = "tiny"'))
     services = msgspec.structs.replace(layout.read_services(), model_directory=str(write_tokenizer(tmp_path / "model")))
     layout.write_services(services)
     console = make_console(io.StringIO())

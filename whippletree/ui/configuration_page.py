@@ -54,7 +54,7 @@ def _tables(root: type[Config]) -> Iterator[str]:
 def _section(path: str, kind: Any, default: Any, text: str, *, level: int, many: bool = False) -> Iterator[str]:
     """One table with those below it; one section per kind where it comes in several."""
     info = shape.type_info(kind)
-    if isinstance(info, shape.ListType):
+    if isinstance(info, shape.ListType | shape.VarTupleType):
         yield from _section(path, kind.__args__[0], None, text, level=level, many=True)
         return
     members = info.types if isinstance(info, shape.UnionType) else (info,)
@@ -92,7 +92,7 @@ def _rows(kind: type[msgspec.Struct]) -> str:
 
 def _is_table(kind: Any) -> bool:
     info = shape.type_info(kind)
-    found = info.item_type if isinstance(info, shape.ListType) else info
+    found = info.item_type if isinstance(info, shape.ListType | shape.VarTupleType) else info
     members = found.types if isinstance(found, shape.UnionType) else (found,)
     return any(isinstance(member, shape.StructType) for member in members)
 
