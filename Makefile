@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 SEED ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help env env-smollm2 env-vllm env-harnesses env-postgres demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube lint format bench docs clean
+.PHONY: help env env-smollm2 env-vllm env-harnesses env-postgres env-sandboxes demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube lint format bench docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,9 @@ env-harnesses: env  ## real coding agents (npm, 1.4 GB), for the harness tests
 
 env-postgres:  ## PostgreSQL's server from Debian's packages (as root), for the store's tests
 	tests/store/install-postgres.sh
+
+env-sandboxes:  ## runc and podman from Debian's packages (as root), for the tests of sandboxes
+	scripts/sandbox-tools.sh
 
 demo: env  ## a small model learns through a real harness; see runs/demo/report.html
 	$(BIN)/whippletree train examples/demo.toml --set run.seed=$(SEED) --overwrite
