@@ -92,7 +92,7 @@ FRAMEWORK = textwrap.dedent(
     """
     import asyncio, os, pathlib, signal, sys
     from whippletree import sandboxes
-    from whippletree.protocols import SandboxSpec
+    from whippletree.protocols import Limits, SandboxSpec
 
     def processes():
         found = {}
@@ -110,7 +110,9 @@ FRAMEWORK = textwrap.dedent(
         told = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
         config = sandboxes.SandboxConfig(kind=kind, root=root)
-        boxes = [sandboxes.create(config, SandboxSpec(sandbox_id=f"d29-{n}"), gateway=("127.0.0.1", 9)) for n in range(4)]
+        limits = Limits(processes=1000)  # fifty agents at once in each
+        specs = [SandboxSpec(sandbox_id=f"d29-{n}", limits=limits) for n in range(4)]
+        boxes = [sandboxes.create(config, spec, gateway=("127.0.0.1", 9)) for spec in specs]
         await asyncio.gather(*(box.start() for box in boxes))
 
         async def agent(number):
@@ -129,7 +131,12 @@ FRAMEWORK = textwrap.dedent(
         await asyncio.gather(*(box.stop() for box in boxes))
         from whippletree.sandboxes.launching import launcher
         launcher()._drop()
-        print("left", len(set(processes()) - {1}), flush=True)
+        for _ in range(200):
+            left = set(processes()) - {1}
+            if not left:
+                break
+            await asyncio.sleep(0.05)
+        print("left", len(left), flush=True)
 
     asyncio.run(main(*sys.argv[1:]))
     """
