@@ -49,7 +49,7 @@ demo: env  ## a small model learns through a real harness; see runs/demo/report.
 demo-smollm2: env-smollm2  ## the same with real weights (SmolLM2-135M), about a quarter of an hour
 	$(BIN)/whippletree train examples/smollm2.toml --set run.seed=$(SEED) --overwrite
 
-test: env  ## the default tests (under five minutes)
+test: env  ## the default tests (about ten minutes)
 	$(BIN)/pytest
 
 test-slow: env  ## the demo at reduced size, kill -9 of every process, docs' commands

@@ -41,11 +41,13 @@ class NamespacedMachine:
         self.environment = base | request.environment
         self._pidfd = -1
         self._flags = 0
+        self._held = (False, False)  # whether cgroups limit memory, and processes
         self._lifeline: socket.socket | int | None = None  # the other end of the init's input
 
     def _found(self, pid: int) -> None:
-        """The init runs as `pid`."""
+        """The init runs as `pid`. What its cgroups hold is looked up now: inside they cannot be seen."""
         self.pid = pid
+        self._held = (cgroups.limits_memory(self.cgroups), cgroups.limits_processes(self.cgroups))
         self._pidfd = os.pidfd_open(pid)
         self._flags = kernel.foreign_namespaces(pid)
 
@@ -83,7 +85,7 @@ class NamespacedMachine:
 
     def become(self, account: accounts.Account) -> None:
         """Limits, then the user without capabilities (in a user namespace executing a program takes them)."""
-        memory, processes = cgroups.limits_memory(self.cgroups), cgroups.limits_processes(self.cgroups)
+        memory, processes = self._held
         machine.apply_limits(self._request, address_space=not memory, processes=not processes)
         machine.give_up_privileges(account if self._root else None)
 
