@@ -76,6 +76,14 @@ class Suite:
         assert box.isolation.startswith(self.kind)
         assert box.handle is not None and box.handle.backend == self.kind
 
+    async def test_address_space_is_limited_only_where_no_cgroup_holds_the_memory(self, make: Make) -> None:
+        """Node and the JVM reserve far more than they use."""
+        box = await make(self.kind, limits=Limits(memory_mb=700, processes=200))
+        assert box.handle is not None
+        held = any("memory" in directory for directory in box.handle.cgroups)
+        said = (await sh(box, "ulimit -v")).output.strip()
+        assert said == ("unlimited" if held else str(700 * 1024))
+
     async def test_a_command_runs_in_the_work_directory_with_merged_output_and_its_code(self, make: Make) -> None:
         box = await make(self.kind)
         done = await sh(box, "pwd; echo out; echo err >&2; exit 3")
