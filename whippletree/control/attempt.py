@@ -26,7 +26,6 @@ import logging
 import re
 import time
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,7 +34,7 @@ import msgspec
 
 from whippletree import sandboxes
 from whippletree.control.config import ControlConfig, reward_rule
-from whippletree.control.defending import Defence
+from whippletree.control.defending import Defence, note
 from whippletree.control.launch import HIDDEN, KILL_SECONDS, Launcher, Launchers
 from whippletree.control.phases import CLEANUP, Ended, Phases
 from whippletree.control.policy import AgentEnd, Row, SealReport, blame, cut_short, judge, row_of
@@ -320,7 +319,7 @@ class AttemptRun:
             kind="phase",
             data=data | ({"step": done.step} if done.step else {}) | ({"overran": True} if done.overran else {}),
         )
-        self.parts.store.append_events([event]).add_done_callback(_tell_if_lost)
+        note(self.parts.store, [event])
 
     def _cause(self, kind: CauseClass, message: str, next_step: str = "") -> Cause:
         return self._phases.cause(kind, message, next_step)
@@ -344,11 +343,6 @@ def _check_users(task: Task, launcher: Launcher) -> None:
         raise ConfigurationError(
             f"{task.path}: agent.user = {users[0]}, and the harness runs in a pool host", 'set control.launch = "process"'
         )
-
-
-def _tell_if_lost(written: Future[None]) -> None:
-    if (error := written.exception()) is not None:
-        log.error("an event was not written: %s", error)
 
 
 def _name(handle: SandboxHandle | None) -> str:

@@ -21,7 +21,6 @@ import fcntl
 import logging
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,14 +30,13 @@ from whippletree.control.attempt import AttemptRun, Parts, to_the_end
 from whippletree.control.policy import decide, row_of
 from whippletree.control.watchdog import LoopWatch
 from whippletree.errors import ConfigurationError, ConflictError
-from whippletree.protocols import AttemptOutcome
-from whippletree.store.transitions import cancelled
+from whippletree.protocols import AttemptOutcome, Store
+from whippletree.store.cancelling import Cancellations
 from whippletree.types import Attempt, Cause
 
 log = logging.getLogger(__name__)
 
 CUT_SECONDS = 1.0  # for the gateway to end the calls of an attempt that was cut short
-CLOCK_SLACK = 60.0  # seconds by which clocks of the store's writers may differ
 
 
 class Controller:
@@ -55,7 +53,7 @@ class Controller:
         self._worker = f"{self._prefix}{os.getpid()}-{secrets.token_hex(3)}"
         self._running: dict[asyncio.Task[None], AttemptRun] = {}
         self._stop = asyncio.Event()
-        self._looked = time.time() - CLOCK_SLACK  # the newest change that was looked at
+        self._cancellations = Cancellations(parts.store)
 
     @property
     def running(self) -> int:
@@ -112,12 +110,10 @@ class Controller:
 
     def _stop_cancelled(self) -> None:
         """End the attempts whose rollouts were called off since the last look."""
-        ended = self.parts.store.rollouts(states=("failed",), updated_after=self._looked) if self._running else []
-        if not ended:
-            return
-        self._looked = max(rollout.updated for rollout in ended)
-        gone = {(rollout.spec.rollout_id, rollout.attempt) for rollout in ended if cancelled(rollout)}
-        self._cancel(dict(self._running), lambda run: (run.spec.rollout_id, run.attempt.attempt) in gone)
+        ended = self._cancellations.look() if self._running else []
+        gone = {(rollout.spec.rollout_id, rollout.attempt) for rollout in ended}
+        if gone:
+            self._cancel(dict(self._running), lambda run: (run.spec.rollout_id, run.attempt.attempt) in gone)
 
     def _launch(self, attempt: Attempt) -> None:
         spec = self.parts.store.rollout(attempt.rollout_id).spec
@@ -149,15 +145,7 @@ class Controller:
         await self.parts.sealer.seal(ended.rollout_id, ended.attempt, CUT_SECONDS, crashed=False)
 
     async def _write(self, outcome: AttemptOutcome) -> None:
-        try:
-            kept = await asyncio.wrap_future(self.parts.store.finish(outcome))
-        except ConflictError as error:  # somebody else has ended the rollout through the API
-            log.warning("%s: its end is not what is recorded: %s", outcome.attempt.rollout_id, error)
-            return
-        self.finished += kept and not outcome.requeue
-        if not kept:
-            attempt = outcome.attempt
-            log.warning("%s attempt %d was fenced off: its end changes nothing", attempt.rollout_id, attempt.attempt)
+        self.finished += await write_end(self.parts.store, outcome)
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -187,6 +175,19 @@ class Controller:
         for task, run in tasks.items():
             if which(run):
                 task.cancel()
+
+
+async def write_end(store: Store, outcome: AttemptOutcome) -> bool:
+    """Report how an attempt ended; whether its rollout has ended by that. Raises StoreError."""
+    attempt = outcome.attempt
+    try:
+        kept = await asyncio.wrap_future(store.finish(outcome))
+    except ConflictError as error:  # somebody else has ended the rollout through the API
+        log.warning("%s: its end is not what is recorded: %s", attempt.rollout_id, error)
+        return False
+    if not kept:
+        log.warning("%s attempt %d was fenced off: its end changes nothing", attempt.rollout_id, attempt.attempt)
+    return kept and not outcome.requeue
 
 
 def _describe(attempt: Attempt, cause: Cause) -> str:

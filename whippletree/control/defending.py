@@ -98,7 +98,7 @@ class Defence:
                 self._seen.add(key)
                 events.append(self._event(SUSPECTED, msgspec.to_builtins(suspicion)))
         if events:
-            self._store.append_events(events).add_done_callback(_tell_if_lost)
+            note(self._store, events)
 
     def _event(self, kind: str, data: dict[str, Any]) -> Event:
         attempt = self._attempt
@@ -116,8 +116,7 @@ class Defence:
             return await work
         except SandboxError as error:
             log.warning("%s: planted files will not be looked for: %s", self._attempt.rollout_id, error)
-            event = self._event(SKIPPED, {"what": "survey", "reason": error.cause})
-            self._store.append_events([event]).add_done_callback(_tell_if_lost)
+            note(self._store, [self._event(SKIPPED, {"what": "survey", "reason": error.cause})])
             return None
 
 
@@ -153,6 +152,11 @@ def _texts(value: Any) -> Iterator[str]:
         else:
             for inner in value:
                 yield from _texts(inner)
+
+
+def note(store: Store, events: Sequence[Event]) -> None:
+    """Write events without waiting; the log says so where that fails."""
+    store.append_events(events).add_done_callback(_tell_if_lost)
 
 
 def _tell_if_lost(written: Future[None]) -> None:

@@ -57,11 +57,13 @@ class Hidden(Struct):
 
 def hide(source: Path, cache: Path) -> Hidden:
     """The halves of `source`, a directory, made below `cache` unless they are there. Raises ConfigurationError."""
-    if not source.is_dir() or not history_leaks(source):
-        return Hidden(visible=str(source))
     repositories = tuple(sorted(str(path.parent.relative_to(source)) for path in source.rglob(".git") if path.is_dir()))
+    if not repositories:
+        return Hidden(visible=str(source))
     home = cache / _fingerprint(source)
     if not home.exists():
+        if not history_leaks(source):
+            return Hidden(visible=str(source))
         cache.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=cache, prefix="draft-"))
         try:

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from whippletree.control.attempt import to_the_end
+from whippletree.control.controller import write_end
 from whippletree.control.kubernetes import network
 from whippletree.control.kubernetes.attempts import ClusterAttempt, ClusterParts
 from whippletree.control.kubernetes.client import JOBS, PODS, SECRETS
@@ -36,7 +37,7 @@ from whippletree.control.kubernetes.objects import Job, Named, Pod, observe
 from whippletree.control.kubernetes.outcome import JobEnd, lost, read_end, read_expiry
 from whippletree.control.policy import decide as try_again
 from whippletree.control.policy import row_of
-from whippletree.errors import ClusterError, ConflictError
+from whippletree.errors import ClusterError
 from whippletree.protocols import AttemptOutcome
 from whippletree.types import Attempt, Cause, CauseClass
 
@@ -302,15 +303,7 @@ class Reconciler:
         self._forget(key)
 
     async def _write(self, outcome: AttemptOutcome) -> None:
-        try:
-            kept = await asyncio.wrap_future(self.parts.store.finish(outcome))
-        except ConflictError as error:  # somebody else has ended the rollout through the API
-            log.warning("%s: its end is not what is recorded: %s", outcome.attempt.rollout_id, error)
-            return
-        self.finished += kept and not outcome.requeue
-        if not kept:
-            attempt = outcome.attempt
-            log.warning("%s attempt %d was fenced off: its end changes nothing", attempt.rollout_id, attempt.attempt)
+        self.finished += await write_end(self.parts.store, outcome)
 
     async def _remove(self, action: Remove) -> None:
         try:

@@ -36,6 +36,7 @@ from whippletree.gateway.rollout_api.wire import (
 )
 from whippletree.gateway.service import Gateway
 from whippletree.protocols import AttemptOutcome, Store
+from whippletree.store.cancelling import Cancellations
 from whippletree.store.transitions import cancelled
 from whippletree.traces import Node, load_trace
 from whippletree.types import (
@@ -61,7 +62,6 @@ REWARD = "reward"  # kind of the events that carry one
 MODEL_REQUEST = "model_request"  # kind of the events that stand for calls
 WORKER = "api"  # who runs a rollout, where nobody says so
 FOLLOW_PAUSE = 0.5  # seconds
-CLOCK_SLACK = 60.0  # seconds by which clocks of the store's writers may differ
 CANCEL_PAGE = 1000  # rollouts of a group that are cancelled at once
 
 
@@ -206,15 +206,13 @@ class RolloutService:
 
     async def follow(self) -> None:
         """End the calls of rollouts that are cancelled anywhere, until this is cancelled itself."""
-        looked = time.time() - CLOCK_SLACK
+        cancellations = Cancellations(self._store)
         while True:
             await asyncio.sleep(FOLLOW_PAUSE)
             try:
                 if not self._gateway.busy:
                     continue
-                failed = await asyncio.to_thread(self._store.rollouts, states=("failed",), updated_after=looked)
-                looked = max((rollout.updated for rollout in failed), default=looked)
-                await self._end_calls(failed)
+                await self._end_calls(await asyncio.to_thread(cancellations.look))
             except StoreError as error:
                 logger.warning("cancelled rollouts could not be looked for: %s", error)
 
