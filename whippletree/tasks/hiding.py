@@ -17,18 +17,19 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from whippletree.errors import ConfigurationError, SandboxError
 from whippletree.protocols import Sandbox
-from whippletree.tasks.history import history_leaks
+from whippletree.tasks.history import history_leaks, run_git
 from whippletree.types import Struct
 
 GIT_SECONDS = 300.0
 BACK_SECONDS = 30.0
 HISTORY = "whippletree-history"  # folder in .git of what comes back
+_git = partial(run_git, seconds=GIT_SECONDS)
 UNWANTED = ("remote", "branch", "url", "submodule", "filter", "alias")  # sections of .git/config
 KEPT = ("HEAD", "config", "description", "index", "shallow", "info/exclude")  # of .git; everything else is left out
 
@@ -158,24 +159,3 @@ def _fingerprint(source: Path) -> str:
                 f"{path.relative_to(source)}\0{state.st_size}\0{state.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
             )
     return digest.hexdigest()
-
-
-def _git(git: Path, *arguments: str, stdin: bytes = b"", ok: tuple[int, ...] = (0,)) -> bytes:
-    """What git prints. Hooks, filters and the user's own settings play no part. Raises ConfigurationError."""
-    settings = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
-    try:
-        done = subprocess.run(
-            ["git", f"--git-dir={git}", *settings, *arguments],
-            input=stdin,
-            capture_output=True,
-            timeout=GIT_SECONDS,
-            env=environment,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigurationError(f"git cannot work on {git}: {error}", "install git, or leave the repository out") from error
-    if done.returncode not in ok:
-        said = done.stderr.decode("utf-8", "replace").strip()
-        raise ConfigurationError(f"{git} cannot be read: {said}", "mend the repository, or leave it out")
-    return done.stdout

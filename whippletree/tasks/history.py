@@ -8,6 +8,7 @@ Invariants (tests/tasks/test_history.py):
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -36,12 +37,26 @@ def history_leaks(directory: Path) -> list[str]:
 _ALL_OBJECTS = ("cat-file", "--batch-all-objects", "--batch-check=%(objectname) %(objecttype)")
 
 
-def _git(git: Path, *arguments: str, ok: tuple[int, ...] = (0,)) -> list[str]:
-    command = ["git", f"--git-dir={git}", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", *arguments]
+def run_git(git: Path, *arguments: str, stdin: bytes = b"", ok: tuple[int, ...] = (0,), seconds: float = LIMIT) -> bytes:
+    """What git prints. Hooks, filters and the user's own settings play no part. Raises ConfigurationError."""
+    settings = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+        done = subprocess.run(
+            ["git", f"--git-dir={git}", *settings, *arguments],
+            input=stdin,
+            capture_output=True,
+            timeout=seconds,
+            env=environment,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigurationError(f"cannot look into {git}: {error}", "install git, or leave the repository out") from error
+        raise ConfigurationError(f"git cannot work on {git}: {error}", "install git, or leave the repository out") from error
     if done.returncode not in ok:
-        raise ConfigurationError(f"{git} cannot be read: {done.stderr.strip()}", "mend the repository, or leave it out")
-    return done.stdout.splitlines()
+        said = done.stderr.decode("utf-8", "replace").strip()
+        raise ConfigurationError(f"{git} cannot be read: {said}", "mend the repository, or leave it out")
+    return done.stdout
+
+
+def _git(git: Path, *arguments: str, ok: tuple[int, ...] = (0,)) -> list[str]:
+    return run_git(git, *arguments, ok=ok).decode("utf-8", "replace").splitlines()
