@@ -124,6 +124,7 @@ class Reach:
 
     def around(self, spec: SandboxSpec) -> SandboxSpec:
         """The agent's sandbox, with the network of its set-up, and a proxy if any phase needs one."""
+        self._worked = False
         policy = self.policy("setup", self._task.steps[0])
         phases: tuple[Phase, ...] = ("setup", "agent", "verify")
         shared = [
