@@ -22,6 +22,7 @@ import msgspec
 
 from whippletree.control.config import NetworkConfig
 from whippletree.control.defending import Defence, note
+from whippletree.errors import SandboxError
 from whippletree.protocols import NetworkPolicy, NetworkRefusal, Sandbox, SandboxSpec, Store
 from whippletree.sandboxes import Box, egress_rules
 from whippletree.tasks import Step, Task
@@ -149,24 +150,36 @@ class Reach:
 class AttemptNetwork:
     """One attempt's network: each phase's is set, and what was refused in it is written down."""
 
-    def __init__(self, config: NetworkConfig, task: Task, store: Store, attempt: Attempt, defence: Defence) -> None:
-        self.reach = Reach(config, task)
+    def __init__(self, config: NetworkConfig, store: Store, attempt: Attempt, defence: Defence) -> None:
+        self._config = config
         self._store = store
         self._attempt = attempt
         self._defence = defence
+        self._reach: Reach | None = None
         self._phase: Phase = "setup"
-        self._step = task.steps[0]
+        self._step: Step | None = None
         self._apart: list[tuple[Box, Step]] = []
         self._counted: dict[Box, int] = {}
         self._told = 0
-        if withheld := self.reach.withheld:
-            note(store, [self._event(WITHHELD, {"what": list(withheld)})])
+
+    def around(self, spec: SandboxSpec, task: Task) -> SandboxSpec:
+        """The agent's sandbox with its network. What the task asks for in vain is written down."""
+        self._reach, self._step = Reach(self._config, task), task.steps[0]
+        if withheld := self._reach.withheld:
+            note(self._store, [self._event(WITHHELD, {"what": list(withheld)})])
+        return self._reach.around(spec)
+
+    def _begun(self) -> tuple[Reach, Step]:
+        if self._reach is None or self._step is None:
+            raise SandboxError("the attempt has no sandbox yet")
+        return self._reach, self._step
 
     def apart(self, make: Callable[[SandboxSpec], Box], step: Step) -> Callable[[SandboxSpec], Box]:
         """How the sandbox of a separate verifier of this step is made."""
+        reach, _ = self._begun()
 
         def made(spec: SandboxSpec) -> Box:
-            box = make(self.reach.apart(spec, step))
+            box = make(reach.apart(spec, step))
             self._apart.append((box, step))
             return box
 
@@ -174,13 +187,15 @@ class AttemptNetwork:
 
     async def enter(self, box: Box, phase: Phase, step: Step | None = None) -> None:
         """The next phase of the same or another step begins in the agent's sandbox. Raises SandboxError."""
-        self._look(box, self._phase, self._step)
-        self._phase, self._step = phase, step or self._step
-        await self.reach.enter(box, phase, self._step)
+        reach, before = self._begun()
+        self._look(box, self._phase, before)
+        self._phase, self._step = phase, step or before
+        await reach.enter(box, phase, self._step)
 
     def end(self, box: Box) -> None:
-        """The attempt is over, in whatever phase."""
-        self._look(box, self._phase, self._step)
+        """The attempt is over, in whatever phase. Raises SandboxError where it has not begun."""
+        _, last = self._begun()
+        self._look(box, self._phase, last)
         for other, step in self._apart:
             self._look(other, "verify", step)
 
@@ -190,7 +205,7 @@ class AttemptNetwork:
         self._counted[box] = box.refused
         refusals = list(box.refusals)[-count:] if count else []
         if phase in _AGENT:
-            self._defence.refused(refusals, self.reach.mirrors)
+            self._defence.refused(refusals, self._begun()[0].mirrors)
         if events := list(self._events(refusals, phase, step)):
             note(self._store, events)
 
