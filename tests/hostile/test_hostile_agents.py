@@ -151,6 +151,15 @@ async def test_without_the_defence_the_history_is_an_answer_key(world: World, tm
     assert (rollout.state, rollout.reward) == ("succeeded", 1.0)
 
 
+async def test_without_the_phases_of_the_network_the_mirror_is_an_answer_key(world: World, tmp_path: Path, mirror: str) -> None:
+    """What the taking away is for: the same trick earns the reward where the agent may reach what its set-up may."""
+    command = AGENTS["download_mirror"].partition("\n")[2].replace("MIRROR", mirror)
+    names = world.add(1, write_task(tmp_path / "open"))
+    async with world.controlling(world.spec(settings={"command": command}, network=NetworkConfig(agent=(mirror,)))):
+        (rollout,) = await world.finished(names)
+    assert (rollout.state, rollout.reward) == ("succeeded", 1.0)
+
+
 def test_there_are_enough_tricks_of_every_kind() -> None:
     assert len(AGENTS) >= 15
     assert {text.splitlines()[0] for text in AGENTS.values()} == {

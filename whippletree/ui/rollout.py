@@ -26,7 +26,7 @@ from whippletree.ui.conversation import conversation, printable
 WIDE = 1000  # columns, where the output is a file or a pipe
 ROLE_WIDTH = 9
 MOST_NOTICES = 100
-LONGEST_NOTICE = 1_000  # characters
+LONGEST_NOTICE = 500  # characters
 
 
 def make_console(file: TextIO | None = None) -> Console:
