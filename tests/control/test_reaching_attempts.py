@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,8 +15,10 @@ from control_world import World, write_task
 
 from whippletree.control.config import NetworkConfig
 from whippletree.control.defending import SUSPECTED
-from whippletree.control.reaching import REFUSED, WITHHELD
-from whippletree.sandboxes import probe
+from whippletree.control.reaching import REFUSED, WITHHELD, Reach
+from whippletree.sandboxes import create, probe
+from whippletree.tasks import load_task
+from whippletree.tasks.trial import oracle, run_trial
 from whippletree.types import CauseClass, Rollout
 
 GET = """
@@ -256,6 +259,31 @@ async def test_refusals_of_an_attempt_are_told_up_to_a_number(bubble: World, ind
     network = NetworkConfig(setup=(index.address,))
     rollout, _ = await run_one(bubble, task(tmp_path / "t"), settings={"command": many}, network=network)
     assert len(told(bubble, rollout, REFUSED)) == 32 and len(told(bubble, rollout, SUSPECTED)) == 40
+
+
+@pytest.mark.parametrize("separate", [False, True])
+async def test_a_task_that_is_run_by_hand_has_the_same_network(
+    bubble: World, index: Index, tmp_path: Path, separate: bool
+) -> None:
+    toml = STEP + ('[verifier]\nenvironment_mode = "separate"\n' if separate else "")
+    kept = '[ "$(cat had)" = package ] && [ "$(cat tried)" = none ] &&' if not separate else ""
+    made = task(
+        tmp_path / "t",
+        setup=index.get("wheel", "had"),
+        test=index.get("pytest", "got"),
+        passed=f'{kept} [ "$(cat got)" = package ]',
+        toml=toml,
+        **{"steps/one/solution/solve.sh": f"#!/bin/sh\n{index.get('answer', 'tried', proxy=True)}\n"},
+    )
+    read = load_task(made)
+    reach = Reach(NetworkConfig(setup=(index.address,), verify=(index.address,)), read)
+    make = functools.partial(create, bubble.sandbox, gateway=("127.0.0.1", 9))
+    for number in range(2):  # one Reach serves one sandbox after another
+        result = await run_trial(read, make, oracle, name=f"trial-{number}", timeout=30.0, reach=reach)
+        assert (result.reward, result.cause) == (1.0, None)
+    assert index.asked == ["/wheel", "/pytest"] * 2
+    closed = await run_trial(read, make, oracle, name="trial-closed", timeout=30.0)
+    assert (closed.reward, len(index.asked)) == (0.0, 4)
 
 
 async def test_what_a_sandbox_used_is_on_the_record(boxed: World, tmp_path: Path) -> None:
