@@ -42,7 +42,7 @@ _AGENT = ("agent", "seal")  # phases in which processes of the agent may still r
 class Grant(Struct):
     """What one phase of a task may reach, and in sentences what it asks for in vain.
 
-    Example: Grant(allow=("deb.debian.org:443",), withheld=('agent.network_mode = "public": not granted, ...',))
+    Example: Grant(allow=("deb.debian.org:443",), withheld=('agent.network_mode = public: not granted with ...',))
     """
 
     allow: tuple[str, ...] = ()
