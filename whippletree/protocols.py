@@ -45,6 +45,7 @@ from whippletree.types import (
     Struct,
     TokenChunk,
     ToolSpec,
+    Usage,
     WeightUpdate,
 )
 
@@ -445,8 +446,8 @@ class Limits(Struct):
 
 
 class NetworkPolicy(Struct):
-    """What a sandbox may reach: the gateway or not, and by the proxy each "host:port" of `allow`. An address that is not public
-    must be listed itself.
+    """What a sandbox may reach: the gateway or not, and by the proxy each "host:port" of `allow`, the names of each
+    "*.name:port", and with "*:port" every public address. An address that is not public must be listed itself.
 
     Example: NetworkPolicy(allow=("pypi.org:443", "files.pythonhosted.org:443"))
     """
@@ -518,21 +519,6 @@ class ExecResult(Struct):
     truncated: bool = False
 
 
-class Usage(Struct):
-    """What a sandbox uses.
-
-    `cpu_seconds`: user and system time of all that ran in it. `memory_peak_bytes`: the most that was held at once; None where
-    there is no cgroup, which counts it. `processes`: those that run now. `disk_bytes`: what its private file systems hold now.
-
-    Example: Usage(cpu_seconds=1.25, memory_peak_bytes=73400320, processes=3, disk_bytes=40960)
-    """
-
-    cpu_seconds: float
-    memory_peak_bytes: int | None
-    processes: int
-    disk_bytes: int
-
-
 class Fetched(Struct):
     """What `get` copied to the host. `skipped` (at most 100): symbolic links, devices, pipes and sockets, by path.
 
@@ -577,7 +563,7 @@ class Sandbox(Protocol):
 
     @property
     def proxy_environment(self) -> dict[str, str]:
-        """Variables for the commands that may use the proxy; {} where there is none."""
+        """Variables that lead commands to the proxy; {} while it leads nowhere, and where there is none."""
         ...
 
     @property

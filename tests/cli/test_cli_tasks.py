@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from whippletree.cli.main import main
+from whippletree.sandboxes import probe
 
 TEST = """#!/bin/sh
 root=${0%/tests/test.sh}
@@ -115,3 +116,17 @@ def test_a_wrong_backend_or_rule_is_one_message(capsys: pytest.CaptureFixture[st
     for words, says in ((["--sandbox", "proces"], "did you mean process"), (["--reward", "a.b"], "a.b")):
         assert main(["tasks", "run", str(task), *words]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_a_network_is_what_the_flag_grants(capsys: pytest.CaptureFixture[str], task: Path):
+    (task / "task.toml").write_text("[agent]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.example', '10.0.0.1']\n")
+    closed = told(capsys, "validate", task)
+    assert 'agent.network_mode = allowlist of a.example, 10.0.0.1: not granted with control.network.tasks = "closed"' in closed
+    assert "'10.0.0.1' is not granted" in told(capsys, "validate", task, "--network", "allowlist")
+    (reading,) = json.loads(told(capsys, "validate", task, "--json", "--network", "open"))
+    assert len(reading["task"]["notes"]) == 1 and "'10.0.0.1'" in reading["task"]["notes"][0]
+    if not probe().works:
+        pytest.skip("bubblewrap does not work on this machine")
+    for mode, proxy in (("closed", ""), ("allowlist", "http://127.0.0.1:3128")):
+        acting = ("--sandbox", "bubblewrap", "--command", "echo proxy=$HTTPS_PROXY", "--reward", "correct", "--network", mode)
+        assert f"proxy={proxy}\n" in told(capsys, "run", task, *acting)

@@ -29,7 +29,8 @@ exit $code"""
 
 async def command(text: str, task: Task, step: Step, sandbox: Sandbox, *, quiet: bool = False) -> None:
     """Run one shell command in the working directory and print what it says. Raises SandboxError."""
-    done = await sandbox.exec(["/bin/sh", "-c", text], timeout=step.agent_timeout, user=step.agent_user)
+    argv = ["/bin/sh", "-c", text]
+    done = await sandbox.exec(argv, timeout=step.agent_timeout, environment=sandbox.proxy_environment, user=step.agent_user)
     if not quiet:
         print(printable(done.output), end="")
         if done.timed_out or done.exit_code:
@@ -49,7 +50,7 @@ async def shell(task: Task, step: Step, sandbox: Sandbox) -> None:
             print()
             return
         argv = ["/bin/sh", "-c", _LINE, "shell", state, line.rstrip("\n")]
-        done = await sandbox.exec(argv, timeout=COMMAND_SECONDS, user=step.agent_user)
+        done = await sandbox.exec(argv, timeout=COMMAND_SECONDS, environment=sandbox.proxy_environment, user=step.agent_user)
         print(printable(done.output), end="")
         if done.exit_code:
             print(f"[status {done.exit_code}]")

@@ -14,7 +14,7 @@ import functools
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,8 +25,12 @@ from whippletree.protocols import Sandbox, SandboxSpec
 from whippletree.tasks.config import TrailFamily
 from whippletree.tasks.reading import Reading, load_task, read_task
 from whippletree.tasks.reward import RewardExpression
+from whippletree.tasks.task import Task
 from whippletree.types import VerifierResult
 from whippletree.ui.conversation import printable
+
+if TYPE_CHECKING:
+    from whippletree.control.reaching import Reach
 
 NO_GATEWAY = ("127.0.0.1", 9)  # sandboxes are made without a network here, so this is never used
 
@@ -70,6 +74,9 @@ def add_commands(commands: Any) -> None:
     for parser in (check, running):
         parser.add_argument("--reward", default="", metavar="EXPRESSION", help="reward from named scores, as control.reward")
         parser.add_argument("--sandbox", default="auto", metavar="KIND", help="backend, as sandbox.kind; default: auto")
+    for parser in (validate, check, running):
+        text = "what tasks get of the networks that they ask for, as control.network.tasks; default: closed"
+        parser.add_argument("--network", default="closed", choices=["closed", "allowlist", "open"], help=text)
 
 
 def _variables(arguments: argparse.Namespace) -> dict[str, str]:
@@ -85,6 +92,13 @@ def _maker(arguments: argparse.Namespace) -> Callable[[SandboxSpec], Sandbox]:
 
     config = convert(SandboxConfig, {"kind": arguments.sandbox}, "--sandbox")
     return functools.partial(create, config, gateway=NO_GATEWAY)
+
+
+def _reach(arguments: argparse.Namespace, task: Task) -> Reach:
+    from whippletree.control.config import NetworkConfig
+    from whippletree.control.reaching import Reach
+
+    return Reach(convert(NetworkConfig, {"tasks": arguments.network}, "--network"), task)
 
 
 def _rule(arguments: argparse.Namespace) -> RewardExpression | None:
@@ -131,7 +145,7 @@ def _line(reading: Reading) -> str:
 
 def _validate(arguments: argparse.Namespace) -> int:
     variables = _variables(arguments)
-    readings = [read_task(path, variables) for path in arguments.paths]
+    readings = [_noted(arguments, read_task(path, variables)) for path in arguments.paths]
     if arguments.json:
         _print_json(readings)
     for path, reading in zip(arguments.paths, readings, strict=True):
@@ -140,6 +154,14 @@ def _validate(arguments: argparse.Namespace) -> int:
             lines = [printable(line) for line in (*map(str, reading.problems), *notes)]
             print(f"{'FAIL' if reading.problems else 'ok  '} {path}", *lines, sep="\n     ")
     return 1 if any(reading.problems for reading in readings) else 0
+
+
+def _noted(arguments: argparse.Namespace, reading: Reading) -> Reading:
+    """With what the task asks of the network in vain among its notes."""
+    if reading.task is None:
+        return reading
+    notes = (*reading.task.notes, *_reach(arguments, reading.task).withheld)
+    return msgspec.structs.replace(reading, task=msgspec.structs.replace(reading.task, notes=notes))
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -153,7 +175,8 @@ def _check(arguments: argparse.Namespace) -> int:
     make, rule, variables = _maker(arguments), _rule(arguments), _variables(arguments)
     checks = []
     for path in arguments.paths:
-        checks.append(asyncio.run(check_task(load_task(path, variables), make, rule=rule)))
+        task = load_task(path, variables)
+        checks.append(asyncio.run(check_task(task, make, rule=rule, reach=_reach(arguments, task))))
         if not arguments.json:
             lines = [printable(problem) for problem in checks[-1].problems]
             print(f"{'FAIL' if lines else 'ok  '} {path}", *lines, sep="\n     ", flush=True)
@@ -178,6 +201,7 @@ def _run(arguments: argparse.Namespace) -> int:
             timeout=max(step.judging.timeout for step in task.steps),
             rule=rule,
             directory=arguments.artifacts.absolute() if arguments.artifacts else None,
+            reach=_reach(arguments, task),
         )
     )
     if arguments.json:

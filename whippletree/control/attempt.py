@@ -36,8 +36,10 @@ from whippletree import sandboxes
 from whippletree.control.config import ControlConfig, reward_rule
 from whippletree.control.defending import Defence, note
 from whippletree.control.launch import HIDDEN, KILL_SECONDS, Launcher, Launchers
+from whippletree.control.measuring import measured
 from whippletree.control.phases import CLEANUP, Ended, Phases
 from whippletree.control.policy import AgentEnd, Row, SealReport, blame, cut_short, judge, row_of
+from whippletree.control.reaching import AttemptNetwork
 from whippletree.errors import ConfigurationError, SandboxError, WhippletreeError
 from whippletree.gateway.keys import mint
 from whippletree.gateway.ownership import owner
@@ -49,7 +51,7 @@ from whippletree.tasks.bench import Bench
 from whippletree.tasks.preparing import await_health, prepare_step
 from whippletree.tasks.scores import goes_on, step_result, total
 from whippletree.tasks.verifier import clear
-from whippletree.types import Attempt, Cause, CauseClass, Event, Phase, RolloutSpec, StepResult, VerifierResult
+from whippletree.types import Attempt, Cause, CauseClass, Event, Phase, RolloutSpec, StepResult, Usage, VerifierResult
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +106,9 @@ class AttemptRun:
         self._name = f"{parts.prefix}{slug(spec.rollout_id)}-{attempt.attempt}"
         self._directory = parts.directory / "attempts" / slug(spec.rollout_id) / str(attempt.attempt)
         self._defence = Defence(parts.config.defence, parts.store, attempt, parts.directory / "hidden")
+        self._network = AttemptNetwork(parts.config.network, parts.store, attempt, self._defence)
         self._sandbox: sandboxes.Box | None = None
+        self._usage: Usage | None = None
         self._benches: list[Bench] = []
         self._steps: list[StepResult] = []
         self._exit_status = ""
@@ -153,6 +157,7 @@ class AttemptRun:
             sealed=True,
             sandbox=_name(self._sandbox.handle) if self._sandbox else "",
             cut_short=self._hide(self._cut_short),
+            usage=self._usage,
         )
 
     async def _work(self) -> VerifierResult:
@@ -192,7 +197,7 @@ class AttemptRun:
     async def _boot(self, task: Task, launcher: Launcher) -> SandboxHandle:
         port = INNER_PORT if launcher.inside else 0
         spec = msgspec.structs.replace(task.sandbox_spec(self._name, gateway_port=port), read_only=launcher.read_only)
-        self._sandbox = self._make(await asyncio.to_thread(self._defence.conceal, spec))
+        self._sandbox = self._make(await asyncio.to_thread(self._defence.conceal, self._network.around(spec, task)))
         return await self._sandbox.start()
 
     def _make(self, spec: SandboxSpec) -> sandboxes.Box:
@@ -244,16 +249,18 @@ class AttemptRun:
         async with self._phases.enter("setup", limits.setup, step.name):
             if self._steps:
                 await clear(self._box)
+                await self._network.enter(self._box, "setup", step)
             await prepare_step(task, step, self._box, timeout=limits.setup)
             agent = await launcher.setup(spec, self._box)
             await self._defence.before(self._box, task.workdir)
         if step.healthcheck is not None:
             async with self._phases.enter("healthcheck", limits.healthcheck, step.name):
                 await await_health(step.healthcheck, self._box)
-        bench = Bench(task, step, self._make, f"{self._name}-v{len(self._benches)}")
+        bench = Bench(task, step, self._network.apart(self._make, step), f"{self._name}-v{len(self._benches)}")
         self._benches.append(bench)
         async with self._phases.enter("agent", timeout + launcher.slack, step.name):
             bench.begin()
+            await self._network.enter(self._box, "agent", step)
             end = await agent.run(timeout)
             self._exit_status = end.result.exit_status
             self._cut_short = cut_short(end, timeout)
@@ -263,6 +270,7 @@ class AttemptRun:
         """Close the attempt at the gateway, end what the agent left running, and decide whether it can be verified."""
         limit = self.parts.config.deadlines.seal
         async with self._phases.enter("seal", limit + 2 * KILL_SECONDS):
+            await self._network.enter(self._box, "seal")
             report = await self.parts.sealer.seal(self.spec.rollout_id, self.attempt.attempt, limit, crashed=end.result.crashed)
             self._sealed = True
             calls = await asyncio.to_thread(self.parts.store.calls, self.spec.rollout_id, self.attempt.attempt)
@@ -274,6 +282,7 @@ class AttemptRun:
                 self._cut_short = None
                 raise Ended(short)
             await self._kill_all()
+            self._usage = await measured(self._box)
 
     async def _kill_all(self) -> None:
         try:
@@ -281,6 +290,7 @@ class AttemptRun:
                 await self._box.kill_all()
         except TimeoutError as error:
             raise SandboxError(f"its processes did not end within {KILL_SECONDS:g} s") from error
+        await self._network.enter(self._box, "collect")
 
     async def _judge(self, task: Task, step: Step, bench: Bench) -> VerifierResult:
         """The step's scores, or the cause that there are none. Nothing of the agent runs any more."""
@@ -294,6 +304,8 @@ class AttemptRun:
         limit = min(limits.verify, step.judging.timeout)
         async with self._phases.enter("verify", limit * (1 + bench.separate) + VERIFY_SLACK, step.name):
             await self._defence.after(self._box, task.workdir, last=self._sealed)
+            if not bench.separate:
+                await self._network.enter(self._box, "verify", step)
             found = await bench.judge(self._box, manifest, directory, timeout=limit)
             self._defence.left(found.tampering)
             return found
@@ -304,6 +316,8 @@ class AttemptRun:
         limit = self.parts.config.deadlines.cleanup
         try:
             async with self._phases.enter(CLEANUP, limit):
+                self._network.end(self._sandbox)
+                self._usage = self._usage or await measured(self._sandbox)
                 await asyncio.gather(self._sandbox.stop(), *(bench.close() for bench in self._benches))
         except Ended:
             log.error("%s: its sandbox did not end within %g s; `clean` removes it", self.attempt.rollout_id, limit)

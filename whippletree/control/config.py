@@ -5,7 +5,7 @@ Invariants (tests/control/test_control_config.py): every default is valid; a lim
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ from whippletree.configuration import Config
 from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.control.policy import OnLimit, RestartPolicy
 from whippletree.errors import ConfigurationError
+from whippletree.sandboxes import egress_rules
 from whippletree.tasks.reward import RewardExpression
 from whippletree.types import CauseClass, Launch
 
@@ -83,6 +84,26 @@ class DefenceConfig(Config):
     """Look through the agent's commands for tricks; what is found becomes events and changes no reward."""
 
 
+class NetworkConfig(Config):
+    """What attempts may reach besides the gateway. Entries are "host:port", a host (then port 443), "*.name:port" for all names
+    below one, or "*:port" for every public address. An address that is not public must be listed itself."""
+
+    tasks: Literal["closed", "allowlist", "open"] = "closed"
+    """What tasks get of the networks that they ask for: nothing; the hosts of their allow-lists; or these, and where they ask
+    for "public" every public address (ports 80 and 443)."""
+    setup: tuple[str, ...] = ()
+    """Besides, for every task, until its first agent starts: a mirror of packages, for example."""
+    agent: tuple[str, ...] = ()
+    """Besides, for every task, while its agent works."""
+    verify: tuple[str, ...] = ()
+    """Besides, for every task, while its tests run."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an entry that is no rule; `convert` adds the key."""
+        for entry in (*self.setup, *self.agent, *self.verify):
+            egress_rules.entry(entry)
+
+
 class ControlConfig(Config):
     """How rollouts are run on this machine."""
 
@@ -113,6 +134,8 @@ class ControlConfig(Config):
     """Limits of an attempt's phases."""
     defence: DefenceConfig = DefenceConfig()
     """What is done against agents that cheat."""
+    network: NetworkConfig = NetworkConfig()
+    """What attempts may reach besides the gateway, by phase; not with launch = "kubernetes"."""
     pool: PoolConfig = PoolConfig()
     """Pool hosts; used with launch = "pool"."""
     kubernetes: KubernetesConfig = KubernetesConfig()
@@ -121,6 +144,8 @@ class ControlConfig(Config):
     def __post_init__(self) -> None:
         """Raises ValueError for a reward that is no expression; `convert` adds the key."""
         check_reward(self.reward)
+        if self.launch == "kubernetes" and self.network != NetworkConfig():
+            raise ValueError("network is not for Jobs: pods reach what kubernetes.network says")
 
     def on_limit(self, cause: CauseClass) -> OnLimit:
         """What the setting of a cause says that has one (policy.LIMITS)."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import msgspec
 
 from whippletree.control.config import DefenceConfig
 from whippletree.errors import SandboxError, StoreError
-from whippletree.protocols import SandboxSpec, Store
+from whippletree.protocols import NetworkRefusal, SandboxSpec, Store
 from whippletree.sandboxes import Box
 from whippletree.tasks.defence import Survey, put_away, survey
 from whippletree.tasks.detectors import Suspicion, in_address, in_commands, in_leftovers
@@ -72,7 +72,6 @@ class Defence:
         """Put away what the agent planted; once it cannot run any more (`last`), give the history back. Raises SandboxError."""
         if self._before is not None:
             self._suspect(await put_away(box, workdir, self._before))
-        self._suspect([in_address(refused.host, refused.port) for refused in box.refusals])
         if last:
             for hidden, inside in self._hidden:
                 await give_back(box, hidden, inside)
@@ -81,6 +80,10 @@ class Defence:
         """Note what the agent's commands look like. Reads the attempt's calls. Raises StoreError."""
         if self._config.detect:
             self._suspect(in_commands(self._commands()))
+
+    def refused(self, refusals: Sequence[NetworkRefusal], mirrors: Collection[str] = ()) -> None:
+        """Note what the agent tried to reach; `mirrors`: hosts that its set-up had its packages from."""
+        self._suspect([in_address(refusal.host, refusal.port, mirrors=mirrors) for refusal in refusals])
 
     def left(self, tampering: Sequence[str]) -> None:
         """Note what the verifier found where only tests write."""

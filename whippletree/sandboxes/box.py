@@ -27,7 +27,6 @@ from whippletree.protocols import (
     SandboxHandle,
     SandboxSpec,
     Snapshot,
-    Usage,
 )
 from whippletree.sandboxes import client, wire
 from whippletree.sandboxes.config import SandboxConfig, root_of
@@ -35,6 +34,7 @@ from whippletree.sandboxes.launching import launcher
 from whippletree.sandboxes.leftovers import remove_left
 from whippletree.sandboxes.network import Network
 from whippletree.sandboxes.network import check as check_network
+from whippletree.types import Usage
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RECORD = "snapshot.json"
@@ -218,8 +218,13 @@ class Box:
         return self._network.refusals
 
     @property
+    def refused(self) -> int:
+        """How often it tried that, since it started."""
+        return self._network.refused
+
+    @property
     def proxy_environment(self) -> dict[str, str]:
-        """Variables for the commands that may use the proxy; {} where there is none."""
+        """Variables that lead commands to the proxy; {} while it leads nowhere, and where there is none."""
         return self._network.environment
 
     async def set_network(self, policy: NetworkPolicy) -> None:

@@ -91,9 +91,9 @@ class AgentTable(Config):
     user: User | None = None
     """User to run the agent as; left out: the sandbox's own. Applied."""
     network_mode: NetworkMode | None = None
-    """Network of the agent phase. Recorded."""
+    """Network of the agent phase, as far as the run grants it. Applied."""
     allowed_hosts: list[str] | None = None
-    """Hosts for network_mode = "allowlist". Recorded."""
+    """Hosts for network_mode = "allowlist", with or without a port. Applied."""
 
 
 class SolutionTable(Config):
@@ -163,11 +163,11 @@ class EnvironmentTable(Config):
     workdir: str | None = None
     """Working directory; comes before the Dockerfile's. Applied."""
     network_mode: NetworkMode | None = None
-    """Network of every phase that names none. Recorded."""
+    """Network before the agent, and of every phase that names none, as far as the run grants it. Applied."""
     allowed_hosts: list[str] | None = None
-    """Hosts for network_mode = "allowlist". Recorded."""
+    """Hosts for network_mode = "allowlist", with or without a port. Applied."""
     allow_internet: bool | None = None
-    """Network in the older spelling. Recorded."""
+    """Network in the older spelling. Applied."""
 
 
 class VerifierTable(Config):
@@ -186,9 +186,9 @@ class VerifierTable(Config):
     collect: list[CollectTable] = []
     """Commands between the agent's end and the copying of artifacts. Applied."""
     network_mode: NetworkMode | None = None
-    """Network of the verify phase. Recorded."""
+    """Network of the tests, as far as the run grants it. Applied."""
     allowed_hosts: list[str] | None = None
-    """Hosts for network_mode = "allowlist". Recorded."""
+    """Hosts for network_mode = "allowlist", with or without a port. Applied."""
 
 
 class StepTable(Config):

@@ -44,7 +44,13 @@ async def prepare_step(task: Task, step: Step, sandbox: Sandbox, *, timeout: flo
     script = Path(step.files_dir, "setup.sh")
     if not step.files_dir or not script.is_file():
         return
-    done = await sandbox.exec(["/bin/sh", "-c", _SET_UP, *arguments], timeout=timeout, cwd="/", user=step.agent_user)
+    done = await sandbox.exec(
+        ["/bin/sh", "-c", _SET_UP, *arguments],
+        timeout=timeout,
+        environment=sandbox.proxy_environment,
+        cwd="/",
+        user=step.agent_user,
+    )
     await sandbox.exec(["/bin/rm", "-f", f"{place}.sh"], timeout=timeout, cwd="/")
     if done.timed_out or done.exit_code:
         how = f"ran past {timeout:g} s" if done.timed_out else f"ended with {done.exit_code}"
@@ -66,7 +72,8 @@ async def await_health(check: Healthcheck, sandbox: Sandbox) -> None:
     begun = time.monotonic()
     failures = 0
     while True:
-        done = await sandbox.exec(["/bin/sh", "-c", check.command], timeout=check.timeout)
+        argv = ["/bin/sh", "-c", check.command]
+        done = await sandbox.exec(argv, timeout=check.timeout, environment=sandbox.proxy_environment)
         if done.exit_code == 0 and not done.timed_out:
             return
         starting = time.monotonic() - begun < check.start_period

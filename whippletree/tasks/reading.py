@@ -187,6 +187,7 @@ class _Reader:
             memory_mb=self._memory(table, key),
             base_image=build.base_image,
             healthcheck=_healthcheck(table.healthcheck),
+            network=_network((key, table)),
         )
 
     def _memory(self, table: EnvironmentTable, key: str) -> int:
@@ -231,7 +232,7 @@ class _Reader:
     def _step(self, settings: TaskFile, table: StepTable, place: Place, directory: Path, tests: tuple[Path, ...]) -> Step:
         files = directory / "workdir"
         limits = table.min_reward if table.min_reward is not None else {}
-        judging = self._judging(settings, table.verifier, place, self._tests(tests))
+        judging = self._judging(settings, table, place, self._tests(tests))
         artifacts = [*settings.artifacts, *table.artifacts]
         if artifacts or judging.collect or judging.separate:
             artifacts = [CONVENTION, *(entry for entry in artifacts if entry != CONVENTION)]
@@ -241,7 +242,9 @@ class _Reader:
             judging=judging,
             agent_timeout=_first(table.agent.timeout_sec, settings.agent.timeout_sec),
             agent_user=_user(table.agent.user, settings.agent.user),
-            agent_network=_network(table.agent, settings.agent, settings.environment),
+            agent_network=_network(
+                (f"steps.{table.name}.agent", table.agent), ("agent", settings.agent), ("environment", settings.environment)
+            ),
             files_dir=str(files) if table.name and files.is_dir() else "",
             solution_dir=str(directory / "solution") if (directory / "solution" / "solve.sh").is_file() else "",
             min_scores=limits if isinstance(limits, dict) else {"reward": float(limits)},
@@ -249,16 +252,18 @@ class _Reader:
             artifacts=tuple(self._artifacts(artifacts, place.workdir)),
         )
 
-    def _judging(self, settings: TaskFile, table: VerifierTable, place: Place, tests: tuple[str, ...]) -> Judging:
+    def _judging(self, settings: TaskFile, step: StepTable, place: Place, tests: tuple[str, ...]) -> Judging:
+        table = step.verifier
         above = settings.verifier
         box = table.environment or above.environment
         mode = table.environment_mode or above.environment_mode or ("separate" if box else "shared")
+        base = ("verifier.environment", box) if mode == "separate" and box else ("environment", settings.environment)
         return Judging(
             tests=tests,
             timeout=_first(table.timeout_sec, above.timeout_sec),
             environment=self._filled(above.env | table.env, "verifier.env"),
             user=_user(table.user, above.user),
-            network=_network(table, above, settings.environment),
+            network=_network((f"steps.{step.name}.verifier", table), ("verifier", above), base),
             collect=tuple(_hook(hook) for hook in table.collect or above.collect),
             separate=self._separate(box, place) if mode == "separate" else None,
         )
@@ -301,11 +306,14 @@ def _user(*users: User | None) -> str:
     return next((str(user) for user in users if user is not None), "")
 
 
-def _network(table: AgentTable | VerifierTable, above: AgentTable | VerifierTable, base: EnvironmentTable) -> Network:
-    for candidate in (table, above, base):
-        if candidate.network_mode is not None:
-            return Network(mode=candidate.network_mode, hosts=tuple(candidate.allowed_hosts or ()))
-    return Network(mode="no-network" if base.allow_internet is False else "public")
+def _network(*tables: tuple[str, AgentTable | VerifierTable | EnvironmentTable]) -> Network:
+    """What the first of these says that says anything. Each with its key."""
+    for key, table in tables:
+        if table.network_mode is not None:
+            return Network(mode=table.network_mode, hosts=tuple(table.allowed_hosts or ()), key=f"{key}.network_mode")
+        if isinstance(table, EnvironmentTable) and table.allow_internet is not None:
+            return Network(mode="public" if table.allow_internet else "no-network", key=f"{key}.allow_internet")
+    return Network()
 
 
 def _healthcheck(table: HealthcheckTable | None) -> Healthcheck | None:

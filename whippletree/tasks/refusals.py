@@ -121,23 +121,9 @@ def _network(table: AgentTable | VerifierTable | EnvironmentTable, key: str) -> 
 
 def notes(settings: TaskFile) -> Iterator[str]:
     """What is recorded and has no effect, where the task says it in so many words."""
-    for key, table in _networks(settings):
-        if table.network_mode in ("public", "allowlist"):
-            yield f"{key}.network_mode = {table.network_mode}: recorded; an attempt reaches the gateway and nothing else"
     environment = settings.environment
-    if environment.allow_internet and environment.network_mode is None:
-        yield "environment.allow_internet = true: recorded; an attempt reaches the gateway and nothing else"
     for name in ("cpus", "storage_mb", "storage"):
         if getattr(environment, name) is not None:
             yield f"environment.{name} = {getattr(environment, name)}: recorded; no limit comes from it"
     if settings.multi_step_reward_mode is not None:
         yield f"multi_step_reward_mode = {settings.multi_step_reward_mode}: recorded; write multi_step_reward_strategy"
-
-
-def _networks(settings: TaskFile) -> Iterator[tuple[str, AgentTable | VerifierTable | EnvironmentTable]]:
-    yield "environment", settings.environment
-    yield "agent", settings.agent
-    yield "verifier", settings.verifier
-    for number, step in enumerate(settings.steps or []):
-        yield f"steps.{number}.agent", step.agent
-        yield f"steps.{number}.verifier", step.verifier

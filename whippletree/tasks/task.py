@@ -18,13 +18,15 @@ from whippletree.types import Struct
 
 
 class Network(Struct):
-    """What a phase may reach, as the task asks for it: recorded for backends that can tell networks apart.
+    """What a phase may reach, as the task asks for it; what it gets is the run's decision. `key`: of task.toml, where it says
+    so; "" for a task that says nothing, which by its format means "public", and here that it asks for nothing.
 
-    Example: Network(mode="allowlist", hosts=("pypi.org",))
+    Example: Network(mode="allowlist", hosts=("pypi.org",), key="agent")
     """
 
     mode: Literal["no-network", "public", "allowlist"] = "public"
     hosts: tuple[str, ...] = ()
+    key: str = ""
 
 
 class Healthcheck(Struct):
@@ -65,6 +67,7 @@ class CollectHook(Struct):
 
 class Place(Struct):
     """What a sandbox of the task is made of. `files`: (host path, absolute path inside); a directory's contents are merged.
+    `network`: of everything before the agent.
 
     Example: Place(workdir="/app", files=(("/tasks/t/environment/files", "/app"),), environment={"LEVEL": "3"})
     """
@@ -75,6 +78,7 @@ class Place(Struct):
     memory_mb: int = 0
     base_image: str = ""
     healthcheck: Healthcheck | None = None
+    network: Network = Network()
 
     def spec(self, sandbox_id: str, *, gateway_port: int = 0) -> SandboxSpec:
         """A sandbox of this kind, with no network unless a port is given."""

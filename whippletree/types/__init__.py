@@ -42,6 +42,7 @@ from whippletree.types.rollouts import (
     RolloutState,
     StepRecord,
     StepResult,
+    Usage,
     VerifierResult,
 )
 from whippletree.types.samples import Sample
@@ -91,6 +92,7 @@ __all__ = [
     "TokenIds",
     "ToolCall",
     "ToolSpec",
+    "Usage",
     "VerifierResult",
     "VersionSpan",
     "WeightUpdate",

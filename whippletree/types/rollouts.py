@@ -126,10 +126,26 @@ class Phase(Struct):
     overran: bool = False
 
 
+class Usage(Struct):
+    """What a sandbox uses.
+
+    `cpu_seconds`: user and system time of all that ran in it. `memory_peak_bytes`: the most that was held at once; None where
+    there is no cgroup, which counts it. `processes`: those that run now. `disk_bytes`: what its private file systems hold now.
+
+    Example: Usage(cpu_seconds=1.25, memory_peak_bytes=73400320, processes=3, disk_bytes=40960)
+    """
+
+    cpu_seconds: float
+    memory_peak_bytes: int | None
+    processes: int
+    disk_bytes: int
+
+
 class Attempt(Struct):
     """One try at a rollout. `attempt` counts from 1 and is the fencing token: reports of an older one change nothing.
     `cut_short`: why the agent was stopped before its own end, where the attempt was judged all the same (its time or its
-    budget was over); `cause` is set instead where it was not judged.
+    budget was over); `cause` is set instead where it was not judged. `usage`: what its sandbox had used when the agent's
+    processes had been ended, before the tests; None where that could not be measured.
 
     Example: Attempt(rollout_id="s0003-g02-m5", attempt=1, started=10.0)
     """
@@ -146,6 +162,7 @@ class Attempt(Struct):
     exit_status: str = ""
     sandbox: str = ""
     cut_short: Cause | None = None
+    usage: Usage | None = None
 
     def step_at(self, when: float) -> str:
         """The step whose agent was at work at `when` (seconds since the epoch): that of a call received then. "" for none."""
