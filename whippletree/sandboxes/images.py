@@ -94,6 +94,7 @@ class ImageCache:
         """The root file system of an image, made now if it is not there. `seconds`: limit of making it, no more than the
         settings' (0: those). Raises SandboxError: ImageError with what podman or tar said, and after `stop` was asked."""
         stop = stop or Stop()
+        stop.check()
         limit = min(seconds or self._seconds, self._seconds)
         podman = Podman(self._config, self.directory / "podman", seconds=limit, stop=stop)
         key = self._key(source, podman)
@@ -105,13 +106,26 @@ class ImageCache:
         self.trim()
         return found
 
+    def find(self, source: Source) -> RootImage | None:
+        """The same if it is there, and None if it would have to be made. Raises SandboxError."""
+        podman = Podman(self._config, self.directory / "podman")
+        key = self._key(source, podman, fetch=False)
+        if not key or (found := self._find(key)) is None:
+            return None
+        with contextlib.suppress(FileNotFoundError):  # it is being removed; `hold` will say so
+            os.utime(self.directory / key)
+        return found
+
     def hold(self, image: RootImage) -> int:
-        """A descriptor; the image is not removed before that is closed. Raises SandboxError where it has been removed."""
+        """A descriptor; the image is not removed before that is closed. -1 where it has been removed."""
         try:
             lock = os.open(self.directory / image.key / IMAGE_LOCK, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise SandboxError(f"the image {image.key} was removed: {error.strerror}", "ask for it again") from error
+        except FileNotFoundError:
+            return -1
         fcntl.flock(lock, fcntl.LOCK_SH)
+        if self._find(image.key) is None:  # it was removed meanwhile
+            os.close(lock)
+            return -1
         return lock
 
     async def prewarm(self, sources: Sequence[Source]) -> list[RootImage | SandboxError]:
@@ -156,7 +170,8 @@ class ImageCache:
         except OSError:
             return None
 
-    def _key(self, source: Source, podman: Podman) -> str:
+    def _key(self, source: Source, podman: Podman, *, fetch: bool = True) -> str:
+        """The key of an image; "" for one that would have to be fetched to know."""
         try:
             match source:
                 case Build():
@@ -166,7 +181,8 @@ class ImageCache:
                 case Tree():
                     return f"t-{_digest_of_file(Path(source.path))}"
                 case Reference():
-                    return f"r-{podman.pull(source.name)}"
+                    name = podman.pull(source.name) if fetch else podman.id_of(source.name)
+                    return f"r-{name}" if name else ""
         except OSError as error:
             raise SandboxError(f"{error.filename}: {error.strerror}", "give a context or archive that can be read") from error
 

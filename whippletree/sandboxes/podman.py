@@ -120,11 +120,17 @@ class Podman:
 
     def pull(self, name: str) -> str:
         """Id of the image of that name, fetched if it is not there."""
+        if not (found := self.id_of(name)):
+            self._run("pull", "--quiet", name)
+            found = self._inspect(name).id[:40]
+        return found
+
+    def id_of(self, name: str) -> str:
+        """Id of the image of that name; "" where it was not fetched yet."""
         try:
             return self._inspect(name).id[:40]
-        except SandboxError:
-            self._run("pull", "--quiet", name)
-            return self._inspect(name).id[:40]
+        except ImageError:
+            return ""
 
     def export(self, source: Build | Archive | Reference, key: str, target: Path) -> Said:
         """Build or import an image, and unpack its root file system into `target`."""
