@@ -41,3 +41,20 @@ def test_a_removed_cgroup_takes_its_processes_along() -> None:
     assert sleeper.wait(timeout=10) == -9
     assert not any(Path(directory).exists() for directory in made)
     assert cgroups.remove(made, seconds=1.0) is True
+
+
+def test_a_share_of_cpu_time_is_set() -> None:
+    name = f"{cgroups.PREFIX}cpu-{os.getpid()}"
+    try:
+        made = cgroups.create(name, "", memory_mb=0, processes=0, cpus=0.25)
+    except cgroups.CgroupError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    try:
+        (directory,) = map(Path, made)
+        if (directory / "cpu.max").exists():
+            assert (directory / "cpu.max").read_text().split() == ["25000", "100000"]
+        else:
+            assert (directory / "cpu.cfs_quota_us").read_text().strip() == "25000"
+            assert (directory / "cpu.cfs_period_us").read_text().strip() == "100000"
+    finally:
+        assert cgroups.remove(made, seconds=10.0) is True

@@ -196,7 +196,7 @@ class _Reader:
 
     def _place(self, table: EnvironmentTable, build: Environment, key: str) -> Place:
         workdir = posixpath.normpath(table.workdir) if table.workdir else build.workdir
-        late = not workdir and build.image is not None  # an image says where
+        late = not workdir  # an image says where
         if not (late or workdir.startswith("/")) or ".." in (table.workdir or "").split("/"):
             self._key(f"{key}.workdir", table.workdir, "give an absolute path without ..")
         return Place(
