@@ -39,12 +39,19 @@ def on_images(world: World) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="wt-i-", ignore_cleanup_errors=True) as name:
         images = Path(name)
         world.sandbox = msgspec.structs.replace(world.sandbox, kind="runc", images=name)
-        yield images
-        storage = images / "podman"
-        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
-            if line.split()[1].startswith(str(storage)):
-                subprocess.run(("umount", line.split()[1]), check=False, capture_output=True)
-        shutil.rmtree(Podman(world.sandbox, storage).run_root, ignore_errors=True)
+        try:
+            yield images
+        finally:
+            clean(images)
+
+
+def clean(images: Path) -> None:
+    """Take away what podman keeps mounted, and its folder elsewhere."""
+    storage = images / "podman"
+    for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+        if line.split()[1].startswith(str(storage)):
+            subprocess.run(("umount", line.split()[1]), check=False, capture_output=True)
+    shutil.rmtree(Podman(sandboxes.SandboxConfig(), storage).run_root, ignore_errors=True)
 
 
 def kept(images: Path) -> list[str]:
