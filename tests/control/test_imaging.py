@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,3 +205,31 @@ async def test_what_sandboxes_can_be_is_told_to_tasks(tmp_path: Path) -> None:
         backing_of(SandboxConfig(kind="process"), "always")
     no_runc = backing_of(SandboxConfig(kind="runc", runc="/bin/false", podman=""), "needed")
     assert no_runc.kind == "runc" and isinstance(no_runc, Backing)
+
+
+@needs_images
+@pytest.mark.skipif(not shutil.which("git"), reason="no git here")
+async def test_the_future_in_an_images_repository_is_hidden_from_the_agent_and_there_for_the_tests(
+    world: World, images: Path, tmp_path: Path
+) -> None:
+    test = f"#!/bin/sh\n[ -e /app/clean ] && [ -d /app/.git/whippletree-history ] && echo 1 {REWARD} || echo 0 {REWARD}\n"
+    task = write_image_task(tmp_path / "t", "COPY repo /app\nRUN touch /app/.git/of-image\n", test=test)
+    repository = task / "environment" / "repo"
+    repository.mkdir()
+
+    def git(*words: str) -> str:
+        settings = ("-c", "user.name=x", "-c", "user.email=x@x", "-c", "init.defaultBranch=main")
+        return subprocess.run(("git", *settings, *words), cwd=repository, check=True, capture_output=True, text=True).stdout
+
+    git("init", "--quiet")
+    for number in range(2):
+        (repository / "code").write_text(f"answer {number}")
+        git("add", "code")
+        git("commit", "--quiet", "--message", f"commit {number}")
+    future = git("rev-parse", "HEAD").strip()
+    git("reset", "--quiet", "--hard", "HEAD~1")
+    loose = f".git/objects/{future[:2]}/{future[2:]}"
+    assert (repository / loose).exists()
+    command = f"[ ! -e {loose} ] && [ ! -e .git/of-image ] && [ ! -e .git/logs ] && [ -e .git/HEAD ] && touch clean"
+    rollout, _ = await run_one(world, task, settings={"command": command})
+    assert (rollout.state, rollout.reward, rollout.cause) == ("succeeded", 1.0, None)

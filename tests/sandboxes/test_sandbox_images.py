@@ -212,8 +212,6 @@ def test_a_build_is_stopped_from_another_thread_and_leaves_nothing(cache: ImageC
     thread.start()
     while not processes_with(f"sleep\0{mark}") and thread.is_alive():
         time.sleep(0.02)
-    with pytest.raises(ImageError, match="did not end within"):  # another process's wait would be as long as its own limit
-        ImageCache(sandboxes.SandboxConfig(images=str(cache.directory / "other"))).get(Build(context=str(made)), seconds=0.5)
     stop.ask()
     thread.join()
     assert said == ["the making of the image was stopped"] and not processes_with(f"sleep\0{mark}")

@@ -201,7 +201,9 @@ class AttemptRun:
         port = INNER_PORT if launcher.inside else 0
         spec = msgspec.structs.replace(task.sandbox_spec(self._name, gateway_port=port), read_only=launcher.read_only)
         self._sandbox = self._make(await asyncio.to_thread(self._defence.conceal, spec))
-        return await self._sandbox.start()
+        handle = await self._sandbox.start()
+        await self._defence.cover(self._sandbox)
+        return handle
 
     def _make(self, spec: SandboxSpec) -> sandboxes.Box:
         return sandboxes.create(self.parts.sandbox, spec, gateway=self._gateway)
