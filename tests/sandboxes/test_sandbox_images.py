@@ -217,8 +217,7 @@ def test_a_build_is_stopped_from_another_thread_and_leaves_nothing(cache: ImageC
     assert said == ["the making of the image was stopped"] and not processes_with(f"sleep\0{mark}")
     podman = Podman(sandboxes.SandboxConfig(), cache.directory / "podman")
     assert podman.left() == [] and cache.images() == [] and cache.find(Build(context=str(made))) is None
-    mounts = Path("/proc/self/mounts").read_text()
-    assert not [line for line in mounts.splitlines() if f"{cache.directory}/podman" in line and "/merged" in line]
+    assert "/merged" not in mounts_below(cache.directory)
     assert not [path for path in (cache.directory / "podman").iterdir() if path.name == "tmp" and any(path.iterdir())]
     with pytest.raises(ImageError, match="stopped"):
         cache.get(Build(context=str(made)), stop=stop)
@@ -311,3 +310,32 @@ def test_links_of_an_image_are_followed_inside_it(tmp_path: Path) -> None:
 async def test_an_image_is_refused_where_a_backend_has_none(make: Make) -> None:
     with pytest.raises(SandboxError, match="not a root file system"):
         await make("process", rootfs="/nowhere")
+
+
+@needs_podman
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
+def test_a_build_ends_with_the_process_that_waits_for_it(cache: ImageCache, tmp_path: Path) -> None:
+    made = context(tmp_path)
+    mark = f"45{os.getpid()}"
+    (made / "Dockerfile").write_text(f'FROM scratch\nCOPY busybox /bin/busybox\nRUN ["/bin/busybox", "sleep", "{mark}"]\n')
+    code = (
+        "import sys; from whippletree import sandboxes as s;"
+        "s.ImageCache(s.SandboxConfig(images=sys.argv[1])).get(s.Build(context=sys.argv[2]))"
+    )
+    with subprocess.Popen((sys.executable, "-c", code, str(cache.directory), str(made))) as builder:
+        while not processes_with(f"sleep\0{mark}") and builder.poll() is None:
+            time.sleep(0.02)
+        builder.kill()
+    limit = time.monotonic() + 30
+    while processes_with(f"sleep\0{mark}"):
+        assert time.monotonic() < limit, "the build goes on"
+        time.sleep(0.02)
+    podman = Podman(sandboxes.SandboxConfig(), cache.directory / "podman")
+    assert len(podman.left()) == 1
+    cache.tidy()
+    assert podman.left() == [] and "/merged" not in mounts_below(cache.directory)
+
+
+def mounts_below(directory: Path) -> str:
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return "\n".join(line for line in lines if line.split()[1].startswith(str(directory)))

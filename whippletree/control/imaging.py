@@ -111,6 +111,7 @@ class Imaging:
     async def _opened(self) -> ImageCache:
         if self._cache is None:
             self._cache = await asyncio.to_thread(ImageCache, self._config)
+            await asyncio.to_thread(self._cache.tidy)
         return self._cache
 
     async def _found(self, cache: ImageCache, source: ImageSource) -> RootImage:

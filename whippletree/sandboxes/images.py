@@ -128,6 +128,10 @@ class ImageCache:
             return -1
         return lock
 
+    def tidy(self) -> None:
+        """Remove what killed makings have left in podman's storage, unless somebody is at work there. Does not raise."""
+        Podman(self._config, self.directory / "podman").tidy()
+
     async def prewarm(self, sources: Sequence[Source]) -> list[RootImage | SandboxError]:
         """Make images, a few at a time; for each source the image, or why it cannot be."""
         slots = asyncio.Semaphore(_AT_ONCE)

@@ -1,7 +1,8 @@
 """podman as a builder and importer of images; sandboxes do not run in it.
 
 Its storage is a directory of its own beside the images, so that nothing of the user's podman is touched. Every call has a time
-limit, after which podman and all that it started are killed; a `Stop` does the same from another thread.
+limit, after which podman and all that it started are killed; a `Stop` does the same from another thread, and so does the end
+of this process in whatever way.
 
 Invariants (tests/sandboxes/test_sandbox_images.py): a call that fails, takes too long or is stopped is an error with what was
 said; what it could not remove is noted, and removed later, when nobody else is at work in the storage.
@@ -34,7 +35,7 @@ _TAR = ("tar", "--extract", "--preserve-permissions", "--numeric-owner", "--xatt
 _CLEAN_SECONDS = 60.0
 _SAID = 2000
 _RUN_ROOT = 50
-_LEFT, _BUILDS = "left", "builds"
+_LEFT, _MAKING = "left", "making-"
 _LIMITS = "sandbox.image_seconds and the task's build_timeout_sec"
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,8 @@ class Podman:
     def pull(self, name: str) -> str:
         """Id of the image of that name, fetched if it is not there."""
         if not (found := self.id_of(name)):
-            self._run("pull", "--quiet", name)
+            with self._at_work(fcntl.LOCK_SH):
+                self._run("pull", "--quiet", name)
             found = self._inspect(name).id[:40]
         return found
 
@@ -136,12 +138,16 @@ class Podman:
         """Build or import an image, and unpack its root file system into `target`."""
         self.tidy()
         with self._at_work(fcntl.LOCK_SH):
-            return self._export(source, key, target)
+            note = self._leave(f"{_MAKING}{key}")  # stays where podman is killed, or this process
+            said = self._export(source, key, target)
+            note.unlink(missing_ok=True)
+        return said
 
     def _export(self, source: Build | Archive | Reference, key: str, target: Path) -> Said:
         match source:
             case Build():
-                self._build(source, key)
+                where = ("--file", str(Path(source.context, source.file)), source.context)
+                self._run("build", *_ULIMITS, "--isolation", "chroot", "--tag", key, *where)
                 name = key
             case Archive():
                 name = self._run("load", "--quiet", "--input", source.path).split()[-1]
@@ -158,21 +164,13 @@ class Podman:
         pairs = (entry.partition("=") for entry in settings.env)
         return Said(environment={name: value for name, _, value in pairs}, workdir=settings.working_dir, user=settings.user)
 
-    def _build(self, source: Build, key: str) -> None:
-        where = ("--file", str(Path(source.context, source.file)), source.context)
-        try:
-            self._run("build", *_ULIMITS, "--isolation", "chroot", "--tag", key, *where)
-        except SandboxError:
-            self._leave(_BUILDS)  # of one that was killed its containers are there still
-            raise
-
     def tidy(self) -> None:
         """Remove what was left, where nobody is at work now. Does not raise."""
         if not self.left():
             return
         with contextlib.suppress(BlockingIOError), self._at_work(fcntl.LOCK_EX | fcntl.LOCK_NB):
             for name in self.left():
-                if name != _BUILDS:
+                if not name.startswith(_MAKING):
                     self._remove(name)
                     continue
                 with contextlib.suppress(SandboxError):
@@ -197,7 +195,8 @@ class Podman:
             os.close(lock)
 
     def left(self) -> list[str]:
-        """Containers that could not be removed so far, and a name for those of builds; the next export tries again."""
+        """Containers that could not be removed so far, and what may have been killed while it was made; the next export removes
+        it."""
         try:
             return [path.name for path in (self._storage / _LEFT).iterdir()]
         except FileNotFoundError:
@@ -212,10 +211,11 @@ class Podman:
             log.warning("container %s is left for later: %s", container, error)
             self._leave(container)
 
-    def _leave(self, name: str) -> None:
+    def _leave(self, name: str) -> Path:
         note = self._storage / _LEFT / name
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         note.touch()
+        return note
 
     def _forget(self, image: str) -> None:
         """Remove an image from podman's storage, where it only takes space now; another of that name replaces it."""
@@ -246,7 +246,17 @@ class Podman:
         if not self._program:
             raise SandboxError("there is no podman program here", "install the package podman, or set sandbox.podman")
         storage = ("--root", str(self._storage / "root"), "--runroot", str(self.run_root))
-        words = (self._program, *storage, "--cgroup-manager", "cgroupfs", "--events-backend", "none", "--runtime", "runc")
+        words = (
+            *_tie(),
+            self._program,
+            *storage,
+            "--cgroup-manager",
+            "cgroupfs",
+            "--events-backend",
+            "none",
+            "--runtime",
+            "runc",
+        )
         self._temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
         stop = Stop() if cleaning else self._stop
         seconds = _CLEAN_SECONDS if cleaning else self._seconds
@@ -273,6 +283,12 @@ class Podman:
             said = f"{out}{errors}" if arguments[0] == "build" else errors  # a step's own words are in its output
             raise ImageError(f"podman {arguments[0]}: {said.strip()[-_SAID:]}", "mend what it names")
         return out or ""
+
+
+def _tie() -> tuple[str, ...]:
+    """What has podman killed when the thread that waits for it ends with its process; what it builds goes with it."""
+    setpriv = shutil.which("setpriv")
+    return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
 
 
 def program(config: SandboxConfig) -> str:
