@@ -434,15 +434,18 @@ class Store(Protocol):
 
 
 class Limits(Struct):
-    """Limits of one sandbox. 0 means none.
+    """Limits of one sandbox. 0 means none. `cpus`: cores' worth of time. `space_mb`: size of what can be written to, 0: that
+    of the settings.
 
-    Example: Limits(memory_mb=512, processes=64, open_files=1024, file_mb=64)
+    Example: Limits(memory_mb=512, processes=64, open_files=1024, file_mb=64, cpus=1.5, space_mb=1024)
     """
 
     memory_mb: int = 512
     processes: int = 64
     open_files: int = 1024
     file_mb: int = 64
+    cpus: float = 0.0
+    space_mb: int = 0
 
 
 class NetworkPolicy(Struct):
@@ -473,7 +476,8 @@ class NetworkRefusal(Struct):
 class SandboxSpec(Struct):
     """What a sandbox is made of. `files` are copied in ((host path, path inside)), `read_only` are bound ((host, inside)).
     `gateway_port` on 127.0.0.1 inside leads to the gateway, `proxy_port` to what `network` allows; there is no other way out. 0
-    means that there is no such port. `rootfs`: directory with a root file system, where a backend takes one.
+    means that there is no such port. `rootfs`: directory with a root file system, where a backend takes one; `user`: whose
+    the commands are that name no user, and the files that are copied in ("": the sandbox's own user).
 
     Example: SandboxSpec(sandbox_id="s0-1", workdir="/app", files=(("/tasks/t/environment/data", "/app"),))
     """
@@ -488,6 +492,7 @@ class SandboxSpec(Struct):
     proxy_port: int = 0
     network: NetworkPolicy = NetworkPolicy()
     rootfs: str = ""
+    user: str = ""
 
 
 class SandboxHandle(Struct):

@@ -1,10 +1,10 @@
 """One attempt at a rollout, from a cold sandbox to an outcome.
 
-    boot ─► healthcheck ─► setup ─► agent ─► seal ─► collect ─► verify ─► cleanup
-    task,   of the         files    the      no      hooks,     tests     sandboxes
-    sandbox task           │        harness  more    artifacts  │         gone
-                           └──── once per step of the task ─────┘
-                           (seal: after the last one that is run)
+    image ─► boot ─► healthcheck ─► setup ─► agent ─► seal ─► collect ─► verify ─► cleanup
+    where    task,   of the         files    the      no      hooks,     tests     sandboxes
+    it has   sandbox task           │        harness  more    artifacts  │         gone
+    one                             └──── once per step of the task ─────┘
+                                    (seal: after the last one that is run)
 
 Every phase has its own limit, all of them together have one, and each is recorded with its seconds. A harness that ran out of
 time or budget did its job: what follows is a setting. Everything else that goes wrong is a cause with the reward left None; the
@@ -35,6 +35,7 @@ import msgspec
 from whippletree import sandboxes
 from whippletree.control.config import ControlConfig, reward_rule
 from whippletree.control.defending import Defence, note
+from whippletree.control.imaging import HeldImages, Imaging
 from whippletree.control.launch import HIDDEN, KILL_SECONDS, Launcher, Launchers
 from whippletree.control.measuring import measured
 from whippletree.control.phases import CLEANUP, Ended, Phases
@@ -45,7 +46,7 @@ from whippletree.gateway.keys import mint
 from whippletree.gateway.ownership import owner
 from whippletree.protocols import AttemptSpec, SandboxHandle, SandboxSpec, Store
 from whippletree.sandboxes.config import SandboxConfig
-from whippletree.tasks import Step, Task, load_task
+from whippletree.tasks import Step, Task
 from whippletree.tasks.artifacts import Manifest, collect
 from whippletree.tasks.bench import Bench
 from whippletree.tasks.preparing import await_health, prepare_step
@@ -55,7 +56,7 @@ from whippletree.types import Attempt, Cause, CauseClass, Event, Phase, RolloutS
 
 log = logging.getLogger(__name__)
 
-INTERRUPTIBLE = ("", "boot", "healthcheck", "setup", "agent")  # later phases are short, and their tokens are paid for
+INTERRUPTIBLE = ("", "image", "boot", "healthcheck", "setup", "agent")  # later phases are short, and their tokens are paid for
 STEP_PHASES = ("setup", "healthcheck", "agent", "collect", "verify")
 INNER_PORT = 8000  # where the gateway is reached on 127.0.0.1 inside an isolated sandbox
 VERIFY_SLACK = 15.0  # seconds beyond the verifier's own limit, for copying tests in and the reward out
@@ -86,6 +87,7 @@ class Parts:
     directory: Path
     prefix: str
     starting: asyncio.Semaphore
+    imaging: Imaging
 
 
 def slug(rollout_id: str) -> str:
@@ -107,6 +109,7 @@ class AttemptRun:
         self._directory = parts.directory / "attempts" / slug(spec.rollout_id) / str(attempt.attempt)
         self._defence = Defence(parts.config.defence, parts.store, attempt, parts.directory / "hidden")
         self._network = AttemptNetwork(parts.config.network, parts.store, attempt, self._defence)
+        self._images = HeldImages(parts.imaging)
         self._sandbox: sandboxes.Box | None = None
         self._usage: Usage | None = None
         self._benches: list[Bench] = []
@@ -143,6 +146,7 @@ class AttemptRun:
             log.exception("%s attempt %d: unexpected error in phase %s", self.spec.rollout_id, self.attempt.attempt, self.phase)
             cause = self._cause(blame(error, self.phase), f"unexpected {error!r}", "the controller's log has the traceback")
         await to_the_end(self._clean_up())
+        self._images.close()
         if result is not None and result.reward is None and cause is None:
             cause = self._cause(CauseClass.VERIFIER, "the verifier gave neither a reward nor a cause", "mend the verifier")
         if result is None and self._steps:
@@ -162,12 +166,16 @@ class AttemptRun:
 
     async def _work(self) -> VerifierResult:
         limits = self.parts.config.deadlines
+        async with self._phases.enter("boot", limits.boot, begins=True):
+            launcher, binding = self.parts.launchers.find(self.spec)
+            task = await self.parts.imaging.read(Path(self.spec.task_path))
+            _check_users(task, launcher)
+        if task.images:
+            async with self._phases.enter("image", limits.image):
+                task = await self._images.on(task)
         async with self.parts.starting:
             self._phases.begin()
             async with self._phases.enter("boot", limits.boot):
-                launcher, binding = self.parts.launchers.find(self.spec)
-                task = await asyncio.to_thread(load_task, Path(self.spec.task_path), self.parts.config.variables)
-                _check_users(task, launcher)
                 handle = await self._boot(task, launcher)
         if task.place.healthcheck is not None:
             async with self._phases.enter("healthcheck", limits.healthcheck):
@@ -198,7 +206,9 @@ class AttemptRun:
         port = INNER_PORT if launcher.inside else 0
         spec = msgspec.structs.replace(task.sandbox_spec(self._name, gateway_port=port), read_only=launcher.read_only)
         self._sandbox = self._make(await asyncio.to_thread(self._defence.conceal, self._network.around(spec, task)))
-        return await self._sandbox.start()
+        handle = await self._sandbox.start()
+        await self._defence.cover(self._sandbox)
+        return handle
 
     def _make(self, spec: SandboxSpec) -> sandboxes.Box:
         return sandboxes.create(self.parts.sandbox, spec, gateway=self._gateway)

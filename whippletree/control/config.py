@@ -38,6 +38,8 @@ def reward_rule(*texts: str) -> RewardExpression | None:
 class DeadlineConfig(Config):
     """Limit of each phase of an attempt, in seconds."""
 
+    image: Seconds = 1800.0
+    """Waiting for the images of the task, which this attempt or another one has made."""
     boot: Seconds = 60.0
     """Reading the task and starting the sandbox."""
     healthcheck: Seconds = 120.0
@@ -114,6 +116,10 @@ class ControlConfig(Config):
     "kubernetes": one Job per attempt, from a template."""
     starts_at_once: Count = 8
     """Sandboxes being started at the same time; the others wait, outside their boot limit."""
+    images: Literal["needed", "always"] = "needed"
+    """Which tasks run on images, where the backend takes images: those that need one, or all (docs/tasks.md)."""
+    images_at_once: Count = 4
+    """Images being built or fetched at the same time, for attempts and, all but one, ahead of them."""
     idle_poll_seconds: Seconds = 0.05
     """Longest pause between two looks for queuing rollouts."""
     busy_poll_seconds: Seconds = 0.005

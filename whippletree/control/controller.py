@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from whippletree import sandboxes
+from whippletree.control.ahead import ahead
 from whippletree.control.attempt import AttemptRun, Parts, to_the_end
 from whippletree.control.policy import decide, row_of
 from whippletree.control.watchdog import LoopWatch
@@ -71,7 +72,8 @@ class Controller:
             self.started.set()
             async with self.watch.watching():
                 try:
-                    await self._reconcile()
+                    async with ahead(self.parts.imaging, self.parts.store):
+                        await self._reconcile()
                 finally:
                     await self._wind_down()
         log.info("controller ended; the longest lag of its event loop was %.3f s", self.watch.worst)

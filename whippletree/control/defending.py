@@ -28,7 +28,7 @@ from whippletree.protocols import NetworkRefusal, SandboxSpec, Store
 from whippletree.sandboxes import Box
 from whippletree.tasks.defence import Survey, put_away, survey
 from whippletree.tasks.detectors import Suspicion, in_address, in_commands, in_leftovers
-from whippletree.tasks.hiding import Hidden, give_back, hide
+from whippletree.tasks.hiding import Hidden, give_back, hide, hide_in_image, take_away
 from whippletree.types import Attempt, Call, Event, ParsedMessage
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class Defence:
         self._attempt = attempt
         self._cache = hidden
         self._hidden: list[tuple[Hidden, str]] = []
+        self._covered: tuple[tuple[str, Hidden], ...] = ()
         self._before: Survey | None = None
         self._seen: set[tuple[str, str]] = set()
 
@@ -61,7 +62,15 @@ class Defence:
             files.append((hidden.visible, inside))
             if hidden.taken:
                 self._hidden.append((hidden, inside))
+        if spec.rootfs:
+            self._covered = hide_in_image(Path(spec.rootfs), self._cache).repositories
         return msgspec.structs.replace(spec, files=tuple(files))
+
+    async def cover(self, box: Box) -> None:
+        """Hide the future that the image of a sandbox, which has just started, brought along. Raises SandboxError."""
+        for inside, hidden in self._covered:
+            await take_away(box, hidden, inside)
+            self._hidden.append((hidden, inside))
 
     async def before(self, box: Box, workdir: str) -> None:
         """Note what is there before the agent."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from whippletree.configuration import Config
-from whippletree.errors import AlignmentError, ConfigurationError, SandboxError, TaskError, WhippletreeError
+from whippletree.errors import AlignmentError, ConfigurationError, ImageError, SandboxError, TaskError, WhippletreeError
 from whippletree.protocols import HarnessResult
 from whippletree.types import Call, Cause, CauseClass, Struct
 
@@ -61,6 +61,7 @@ TABLE: tuple[Row, ...] = (
     *_limit(CauseClass.AGENT_TIMEOUT, "the agent was stopped at its time limit"),
     *_limit(CauseClass.BUDGET, "the agent used up its steps, tokens or cost"),
     Row(cause=CauseClass.NO_CALLS, what="the agent ended without one model reply", retry="attempts", waits=True),
+    Row(cause=CauseClass.IMAGE, what="its image could not be built, fetched or unpacked", retry="attempts", waits=True),
     Row(cause=CauseClass.SETUP, what="set-up, a step's script or a healthcheck failed", retry="attempts"),
     Row(cause=CauseClass.SANDBOX, what="the sandbox did not start, or died", retry="attempts"),
     Row(cause=CauseClass.HOST_LOST, what="the pool host, or the controller, went away", retry="attempts"),
@@ -113,11 +114,13 @@ def decide(row: Row, attempt: int, max_attempts: int) -> Decision:
 
 
 _BY_ERROR: tuple[tuple[type[WhippletreeError], CauseClass], ...] = (
+    (ImageError, CauseClass.IMAGE),
     (SandboxError, CauseClass.SANDBOX),
     (ConfigurationError, CauseClass.CONFIGURATION),
     (AlignmentError, CauseClass.CAPTURE),
 )
 _BY_PHASE = {
+    "image": CauseClass.IMAGE,
     "boot": CauseClass.SANDBOX,
     "healthcheck": CauseClass.SETUP,
     "setup": CauseClass.SETUP,

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from whippletree.sandboxes.box import Backend, Box, attach
     from whippletree.sandboxes.client import SyncExec
     from whippletree.sandboxes.config import SandboxConfig
-    from whippletree.sandboxes.images import ImageCache, RootImage
+    from whippletree.sandboxes.images import ImageCache, RootImage, no_images
     from whippletree.sandboxes.leftovers import Cleaned, clean
+    from whippletree.sandboxes.podman import Stop
     from whippletree.sandboxes.recipes import Archive, Build, Reference, Tree
     from whippletree.sandboxes.snapshots import fork, load_snapshot, restore
     from whippletree.sandboxes.support import SandboxSupport, choose, create, probe
@@ -40,6 +41,7 @@ __all__ = [
     "RootImage",
     "SandboxConfig",
     "SandboxSupport",
+    "Stop",
     "SyncExec",
     "Tree",
     "attach",
@@ -48,6 +50,7 @@ __all__ = [
     "create",
     "fork",
     "load_snapshot",
+    "no_images",
     "probe",
     "restore",
 ]
@@ -59,6 +62,8 @@ _HOMES = {
     "create": "support",
     "ImageCache": "images",
     "RootImage": "images",
+    "Stop": "podman",
+    "no_images": "images",
     **dict.fromkeys(("Archive", "Build", "Reference", "Tree"), "recipes"),
     "SyncExec": "client",
     "SandboxConfig": "config",

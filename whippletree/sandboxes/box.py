@@ -41,6 +41,7 @@ RECORD = "snapshot.json"
 _ANSWER_SECONDS = 60.0
 _SNAPSHOT_SECONDS = 600.0
 _TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "run", "var", "tmp", "logs")
+_KERNELS = ("proc", "dev", "sys")  # an image may have its work directory below any other
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def _checked(spec: SandboxSpec, backend: Backend) -> None:
         if not path.startswith("/") or ".." in path.split("/"):
             raise SandboxError(f"{path!r}: not an absolute path without ..", "mend the path of the sandbox's spec")
     top = spec.workdir.strip("/").split("/")
-    if top[0] in ("", *_TAKEN):
+    if top[0] in ("", *(_KERNELS if spec.rootfs and len(top) > 1 else _TAKEN)):
         raise SandboxError(f"{spec.workdir!r} cannot be the work directory", "use a directory of its own, such as /app")
     if spec.rootfs and backend.kind != "runc":
         raise SandboxError(f"a {backend.kind} sandbox has the host's programs, not a root file system", 'set kind = "runc"')
@@ -354,7 +355,9 @@ def build(
         processes=spec.limits.processes,
         open_files=spec.limits.open_files,
         file_mb=spec.limits.file_mb,
-        space_mb=config.space_mb,
+        space_mb=spec.limits.space_mb or config.space_mb,
+        cpus=spec.limits.cpus,
+        user=spec.user,
         cgroup=config.cgroup,
     )
     return Box(config, request, spec, gateway, backend.sentence)

@@ -1,4 +1,4 @@
-"""A cgroup per sandbox for memory and processes, version 1 or 2, where this process may make one.
+"""A cgroup per sandbox for memory, processes and CPU time, version 1 or 2, where this process may make one.
 
 Invariants (tests/sandboxes/test_sandbox_cgroups.py): where no cgroup can be made the reason is told and nothing is left; a
 removed sandbox's cgroups are gone.
@@ -19,6 +19,9 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 PREFIX = "whippletree-"
 INNER = "box"
+_CONTROLLERS = {"memory", "pids", "cpu"}
+_PERIOD = 100_000  # microseconds in which a sandbox may use its share of CPU time
+_LEAST = 1_000  # microseconds: the kernel takes no smaller share
 
 
 class CgroupError(Exception):
@@ -31,17 +34,17 @@ def name_of(root: str, sandbox_id: str) -> str:
 
 
 def hierarchies() -> dict[str, Path]:
-    """Mount point of the hierarchy that has each controller: {"memory": ..., "pids": ...}; version 2 under both names."""
+    """Mount point of the hierarchy that has each controller: {"memory": ..., "cpu": ...}; version 2 under all names."""
     found: dict[str, Path] = {}
     for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.partition(" ")
         point = Path(before.split(" ")[4])
         if kind == "cgroup":
-            for name in {"memory", "pids"} & set(options.split(" ")[-1].split(",")):
+            for name in _CONTROLLERS & set(options.split(" ")[-1].split(",")):
                 found[name] = point
         elif kind == "cgroup2":
-            for name in {"memory", "pids"} & set(_read(point / "cgroup.controllers").split()):
+            for name in _CONTROLLERS & set(_read(point / "cgroup.controllers").split()):
                 found.setdefault(name, point)
     return found
 
@@ -62,12 +65,13 @@ def _own(controller: str, version2: bool) -> str:
     return "/"
 
 
-def create(name: str, parent: str, *, memory_mb: int, processes: int) -> tuple[str, ...]:
+def create(name: str, parent: str, *, memory_mb: int, processes: int, cpus: float = 0.0) -> tuple[str, ...]:
     """Make cgroups called `name` with these limits; their directories. Raises CgroupError, with nothing left behind."""
     found = hierarchies()
     made: list[str] = []
     try:
-        for controller, limit in (("memory", memory_mb << 20), ("pids", processes)):
+        quota = max(int(cpus * _PERIOD), _LEAST) if cpus else 0
+        for controller, limit in (("memory", memory_mb << 20), ("pids", processes), ("cpu", quota)):
             if not limit:
                 continue
             if controller not in found:
@@ -146,8 +150,15 @@ def memory_peak(directories: tuple[str, ...]) -> int | None:
 
 
 def _limit(directory: Path, controller: str, limit: int, version2: bool) -> None:
-    names = {"memory": "memory.max" if version2 else "memory.limit_in_bytes", "pids": "pids.max"}
-    (directory / names[controller]).write_text(str(limit), encoding="ascii")
+    names = {
+        "memory": "memory.max" if version2 else "memory.limit_in_bytes",
+        "pids": "pids.max",
+        "cpu": "cpu.max" if version2 else "cpu.cfs_quota_us",
+    }
+    if controller == "cpu" and not version2:
+        (directory / "cpu.cfs_period_us").write_text(str(_PERIOD), encoding="ascii")
+    text = f"{limit} {_PERIOD}" if controller == "cpu" and version2 else str(limit)
+    (directory / names[controller]).write_text(text, encoding="ascii")
     swap = directory / ("memory.swap.max" if version2 else "memory.memsw.limit_in_bytes")
     if controller == "memory" and swap.exists():
         with contextlib.suppress(OSError):  # swap accounting is optional; without it the memory limit stands alone

@@ -35,7 +35,7 @@ class SandboxConfig(Config):
 
     space_mb: int = 256
     """Size of each writable file system, in MiB of memory: four of a bubblewrap sandbox (work, /tmp, /logs, home), one
-    of a runc sandbox. 0: no limit in bubblewrap, and on disk in runc."""
+    of a runc sandbox. 0: no limit in bubblewrap, and on disk in runc. A task's own size comes first."""
 
     images: str = ""
     """Directory of root file systems that were made of images; empty: whippletree-images-<uid> in the temporary directory."""

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from whippletree.sandboxes import cgroups, files, kernel, machine, runner, wire
+from whippletree.sandboxes.accounts import Account
 from whippletree.sandboxes.bubblewrap import BubblewrapMachine
 from whippletree.sandboxes.process import ProcessMachine
 from whippletree.sandboxes.runc import RuncMachine
@@ -137,10 +138,11 @@ class Keeper:
         def inside() -> int:
             answer = wire.Channel(theirs)
             try:
+                account = box.account("")
                 if not self._request.restored:
-                    _adopt(box, self._request.workdir)
+                    _adopt(box, account, self._request)
                 for source, target in sources:
-                    files.put(box.base, source, target, box.owner)
+                    files.put(box.base, source, target, (account.uid, account.gid))
             except (OSError, ValueError) as error:
                 answer.send(wire.Failed(message=f"files: {error}"))
                 return 1
@@ -254,23 +256,25 @@ def _machine(request: wire.BoxRequest, directories: tuple[str, ...], inner: str)
             return ProcessMachine(request, directories)
 
 
-def _adopt(box: machine.Machine, workdir: str) -> None:
-    for path in ("/logs", "/home/agent", workdir):
+def _adopt(box: machine.Machine, account: Account, request: wire.BoxRequest) -> None:
+    """Give the writable directories to the sandbox's user; an image's work directory stays as the image has it."""
+    for path in ("/logs", "/home/agent", *(() if request.user else (request.workdir,))):
         directory = Path(box.base.rstrip("/") + path)
-        os.chown(directory, *box.owner)
+        os.chown(directory, account.uid, account.gid)
         directory.chmod(0o755)
 
 
 def _make_cgroups(request: wire.BoxRequest) -> tuple[str, ...]:
-    if not request.memory_mb and not request.processes:
-        return ()
     name = cgroups.name_of(request.root, request.sandbox_id)
-    try:
-        return cgroups.create(name, request.cgroup, memory_mb=request.memory_mb, processes=request.processes)
-    except cgroups.CgroupError:
-        if request.cgroup:
-            raise
-        return ()  # the limits of the processes themselves stand alone; `probe` says so
+    for cpus in dict.fromkeys((request.cpus, 0.0)):
+        if not request.memory_mb and not request.processes and not cpus:
+            continue
+        try:
+            return cgroups.create(name, request.cgroup, memory_mb=request.memory_mb, processes=request.processes, cpus=cpus)
+        except cgroups.CgroupError:
+            if request.cgroup:
+                raise
+    return ()  # the limits of the processes themselves stand alone; `probe` says so
 
 
 def _reaped() -> set[int]:

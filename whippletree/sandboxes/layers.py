@@ -13,6 +13,7 @@ Invariants (tests/sandboxes/test_sandbox_runc.py): what a sandbox writes is seen
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 
@@ -93,7 +94,8 @@ class Layers:
         for path, text in texts.items():
             (upper / path[1:]).write_text(text, encoding="utf-8")
         for path in (hostroot.HOME, self._request.workdir):
-            self._directory(upper / path[1:], 0o755)
+            if not self._in_image(path):
+                self._directory(upper / path[1:], 0o755)
 
     def _accounts(self, owner: tuple[int, int]) -> dict[str, str]:
         """The image's accounts and the sandbox's own user."""
@@ -110,12 +112,24 @@ class Layers:
         return found
 
     def _directory(self, path: Path, mode: int) -> None:
-        """A directory of the upper layer, with the mode that the image gives it, if it has it."""
+        """A directory of the upper layer; those above it, which it would hide, are as the image has them."""
+        upper = self.private / "upper"
         for above in reversed([path, *path.parents]):
-            if not above.is_relative_to(self.private / "upper") or above.exists():
+            if not above.is_relative_to(upper) or above.exists():
                 continue
             above.mkdir()
-            above.chmod(mode if above == path else 0o755)
+            theirs = Path(self._request.rootfs, above.relative_to(upper))
+            if above != path and self._in_image(str(above.relative_to(upper))):
+                status = theirs.stat()
+                os.chown(above, status.st_uid, status.st_gid)
+                above.chmod(status.st_mode & 0o7777)
+            else:
+                above.chmod(mode if above == path else 0o755)
+
+    def _in_image(self, path: str) -> bool:
+        """Whether the image has a directory there."""
+        theirs = Path(self._request.rootfs, path.lstrip("/"))
+        return bool(self._request.rootfs) and theirs.is_dir() and not theirs.is_symlink()
 
     def unmount(self) -> None:
         """Take the mounts away, so that the folder can be removed. Does not raise."""

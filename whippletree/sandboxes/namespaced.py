@@ -75,7 +75,9 @@ class NamespacedMachine:
     def account(self, user: str) -> accounts.Account:
         """Any user of /etc/passwd or any number as root; in a user namespace there is but one."""
         uid, gid = self.owner
-        if user in ("", "agent", str(uid)):
+        user = user or self._request.user
+        own = ("",) if self._request.rootfs else ("", "agent")  # an image may have a user of that name
+        if user in (*own, str(uid)):
             return accounts.Account("agent", uid, gid, (gid,), HOME)
         if not self._root:
             raise ValueError(

@@ -78,7 +78,8 @@ def _reply(channel: wire.Channel, body: Callable[[], wire.Message]) -> int:
 
 
 def _put(box: machine.Machine, message: wire.Put, source: int) -> wire.Message:
-    files.put(box.base, source, message.target, box.owner)
+    account = box.account("")
+    files.put(box.base, source, message.target, (account.uid, account.gid))
     return wire.Done()
 
 
@@ -198,7 +199,7 @@ def _start(message: wire.Exec, output: int, box: machine.Machine) -> int | wire.
         account = box.account(message.user)
     except ValueError as error:
         return wire.Failed(message=str(error), next_step="name a user of the sandbox, or use a backend that has users")
-    if message.user:
+    if message.user or account.uid != box.owner[0]:
         _at_home(account, environment, box)
     box.become(account)
     try:

@@ -31,7 +31,7 @@ class BoxRequest(Wire):
     """Controller → launcher: make a sandbox (carries the keeper's end of the lifeline). Limits of 0 mean none.
 
     `token` is this request's alone: it tells this sandbox from an earlier or other one of the same name. `restored` is the
-    directory of a snapshot, `owner` the number of its user.
+    directory of a snapshot, `owner` the number of its user; `user` is who runs commands that name nobody.
 
     Example: BoxRequest(backend="bubblewrap", sandbox_id="s0-1", root="/tmp/whippletree-0", workdir="/app", bwrap="bwrap")
     """
@@ -56,6 +56,8 @@ class BoxRequest(Wire):
     open_files: int = 0
     file_mb: int = 0
     space_mb: int = 256
+    cpus: float = 0.0
+    user: str = ""
     cgroup: str = ""
 
 

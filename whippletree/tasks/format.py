@@ -131,21 +131,21 @@ class EnvironmentTable(Config):
     """[environment], and [verifier.environment] of a separate verifier."""
 
     build_timeout_sec: float = 600.0
-    """Seconds that an image build may take. Recorded: nothing is built."""
+    """Seconds that the making of the image may take. Applied, where the environment is an image."""
     docker_image: str | None = None
-    """A ready image. Refused."""
+    """A ready image; comes before the Dockerfile. Applied by backends that take images, refused by others."""
     os: str = "linux"
     """Operating system. Anything but "linux" is refused."""
     cpus: float | None = None
-    """CPU cores that the task asks for. Recorded."""
+    """CPU cores' worth of time. Applied, where a cgroup can be made."""
     memory_mb: int | None = None
     """Memory in MiB; left out: the run's own limit. Applied."""
     memory: str | None = None
     """Memory in the older spelling ("2G", "512M"). Applied."""
     storage_mb: int | None = None
-    """Disk in MiB. Recorded."""
+    """Size in MiB of each file system that can be written to; left out: the run's own. Applied by backends that have some."""
     storage: str | None = None
-    """Disk in the older spelling ("10G"). Recorded."""
+    """The same in the older spelling ("10G"). Applied by backends that have some."""
     gpus: int | None = None
     """GPUs. More than 0 is refused."""
     gpu_types: list[str] | None = None

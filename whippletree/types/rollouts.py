@@ -22,6 +22,7 @@ class CauseClass(enum.StrEnum):
     ENGINE = "engine"
     GATEWAY = "gateway"
     SANDBOX = "sandbox"
+    IMAGE = "image"
     SETUP = "setup"
     HARNESS = "harness"
     AGENT_TIMEOUT = "agent_timeout"
