@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from whippletree.cli.task_shell import command, shell
+from whippletree.cli.task_shell import NO_GATEWAY, command, shell
 from whippletree.configuration import convert
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import Sandbox, SandboxSpec
@@ -27,8 +27,6 @@ from whippletree.tasks.reading import Reading, load_task, read_task
 from whippletree.tasks.reward import RewardExpression
 from whippletree.types import VerifierResult
 from whippletree.ui.conversation import printable
-
-NO_GATEWAY = ("127.0.0.1", 9)  # sandboxes are made without a network here, so this is never used
 
 
 def add_commands(commands: Any) -> None:

@@ -21,6 +21,7 @@ from whippletree.configuration import Config, convert
 from whippletree.control.attempt import Parts
 from whippletree.control.config import ControlConfig, HarnessBinding
 from whippletree.control.controller import Controller
+from whippletree.control.keeping import GIB, Shelf
 from whippletree.control.launch import Launchers
 from whippletree.control.seal import GatewaySealer
 from whippletree.errors import ConfigurationError, WhippletreeError
@@ -111,6 +112,7 @@ async def run(spec: ControllerSpec, stop: asyncio.Event) -> None:
                 directory=directory,
                 prefix=sandbox_prefix(directory),
                 starting=asyncio.Semaphore(config.starts_at_once),
+                shelf=Shelf(directory, config.snapshots_gb * GIB),
             )
             await _serve(Controller(parts, spec.worker), spec, stop)
         finally:

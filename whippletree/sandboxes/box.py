@@ -253,6 +253,8 @@ class Box:
                 time=time.time(),
                 rootfs=self._spec.rootfs,
                 read_only=self._spec.read_only,
+                environment=self._spec.environment,
+                limits=self._spec.limits,
                 holds=frozen.holds,
                 reason=frozen.reason,
                 files_bytes=frozen.files_bytes,

@@ -80,6 +80,10 @@ def _attempt(attempt: Attempt, console: Console) -> None:
     console.print(Text(printable(f"attempt {attempt.attempt}: {end}" + (f"; {phases}" if phases else ""))))
     if attempt.cut_short is not None:
         console.print(Text(printable(f"  {attempt.cut_short.cause}: {attempt.cut_short.message}"), style="yellow"))
+    if (kept := attempt.snapshot) is not None:
+        why = f" ({kept.reason})" if kept.reason else ""
+        text = f"  snapshot after {kept.after}: {kept.holds}{why}, {kept.bytes / 2**20:.1f} MiB, {kept.directory}"
+        console.print(Text(printable(text), style="dim"))
     for step in attempt.result.steps if attempt.result else ():
         reward = "no reward" if step.reward is None else f"reward {step.reward:g}"
         ended = step.cause.cause if step.cause else step.exit_status
