@@ -135,6 +135,7 @@ def _add_rollouts(commands: Any) -> None:
     shell.add_argument("rollout_id")
     shell.add_argument("--attempt", type=int, default=0, metavar="N", help="which attempt; default: the last with a snapshot")
     shell.add_argument("--user", default="", metavar="USER", help="as whom, by name or number; default: as the agent")
+    shell.add_argument("--files", action="store_true", help="files only, where the processes cannot be restored here")
     shell.set_defaults(run=_rollouts_shell)
 
 

@@ -31,8 +31,9 @@ def rollouts_shell(arguments: argparse.Namespace, store: Store) -> int:
     snapshot = kept(layout, attempt)
     config = load(RunConfig, layout.config).sandbox if layout.config.is_file() else SandboxConfig()
     config = msgspec.structs.replace(config, kind=snapshot.backend)
-    print(printable(_head(attempt, snapshot)))
-    asyncio.run(_look(config, snapshot, arguments.user))
+    processes = snapshot.holds == "processes+files" and not arguments.files
+    print(printable(_head(attempt, snapshot, processes=processes)))
+    asyncio.run(_look(config, snapshot, arguments.user, processes=processes))
     return 0
 
 
@@ -77,10 +78,10 @@ def spec_of(snapshot: Snapshot) -> SandboxSpec:
     )
 
 
-def _head(attempt: Attempt, snapshot: Snapshot) -> str:
+def _head(attempt: Attempt, snapshot: Snapshot, *, processes: bool) -> str:
     assert attempt.snapshot is not None
     end = f"{attempt.cause.cause}: {attempt.cause.message}" if attempt.cause else attempt.exit_status
-    holds = "its processes go on" if snapshot.holds == "processes+files" else f"no processes: {snapshot.reason}"
+    holds = "its processes go on" if processes else f"no processes: {snapshot.reason or 'left out'}"
     which = f"{attempt.rollout_id}, attempt {attempt.attempt}, as it was after {attempt.snapshot.after}"
     return (
         f"--- {which}; it ended with {end} ---\n"
@@ -89,8 +90,8 @@ def _head(attempt: Attempt, snapshot: Snapshot) -> str:
     )
 
 
-async def _look(config: SandboxConfig, snapshot: Snapshot, user: str) -> None:
-    box = sandboxes.restore(config, snapshot, spec_of(snapshot), gateway=NO_GATEWAY)
+async def _look(config: SandboxConfig, snapshot: Snapshot, user: str, *, processes: bool) -> None:
+    box = sandboxes.restore(config, snapshot, spec_of(snapshot), gateway=NO_GATEWAY, processes=processes)
     try:
         await box.start()
         print(printable(f"--- {box.isolation} ---"))
