@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "control"))  # control_world, harness_parts
@@ -19,7 +22,14 @@ from whippletree import sandboxes
 from whippletree.cli.main import main
 from whippletree.sandboxes import SandboxConfig
 
-SUPPORT = sandboxes.probe(SandboxConfig())
+CRIU = os.environ.get("WHIPPLETREE_CRIU", "")
+SUPPORT = sandboxes.probe(
+    SandboxConfig(kind="runc", root=str(Path(tempfile.gettempdir()) / f"whippletree-{os.geteuid()}"), criu=CRIU)
+)
+needs_criu = pytest.mark.skipif(
+    bool(SUPPORT.checkpoint), reason=f"no checkpoints here (WHIPPLETREE_CRIU names a criu): {SUPPORT.checkpoint}"
+)
+BEATS = 'setsid -f sh -c "while :; do date +%s%N > beat; sleep 0.02; done" >/dev/null 2>&1\n'
 RUN_FILE = """
 [[sources]]
 name = "tests"
@@ -28,6 +38,7 @@ tasks = {{kind = "trail"}}
 [sandbox]
 kind = "process"
 root = "{root}"
+criu = "{criu}"
 """
 
 
@@ -37,8 +48,9 @@ class Run:
     def __init__(self, directory: Path, kind: str) -> None:
         self.directory = directory
         self.world = World(directory, kind)
+        self.world.sandbox = msgspec.structs.replace(self.world.sandbox, criu=CRIU)
         self.root = Path(self.world.sandbox.root)
-        (directory / "config.toml").write_text(RUN_FILE.format(root=self.root))
+        (directory / "config.toml").write_text(RUN_FILE.format(root=self.root, criu=CRIU))
         self.bad, self.good = asyncio.run(self._attempts())
 
     async def _attempts(self) -> tuple[str, str]:
@@ -46,7 +58,9 @@ class Run:
         async with world.serving():
             (bad,) = world.add(1, write_task(tasks / "bad"), max_attempts=2)
             spec = world.spec(
-                launch="process", snapshots="failed", settings={"shell": "echo mine > left; mkdir d; ls > d/seen; exit 3"}
+                launch="process",
+                snapshots="failed",
+                settings={"shell": f"{BEATS}echo mine > left; mkdir d; ls > d/seen; exit 3"},
             )
             async with world.controlling(spec):
                 await world.finished([bad])
@@ -112,3 +126,21 @@ def test_an_attempt_is_chosen_by_its_number(
     assert list(one_run.root.iterdir()) == []
     assert main(["rollouts", "show", run_dir, one_run.bad]) == 0
     assert "snapshot after seal: files (process sandboxes cannot be checkpointed)" in capsys.readouterr().out
+
+
+@needs_criu
+def test_processes_go_on_unless_only_the_files_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path / "run", "runc")
+    beats = "a=$(cat beat); sleep 0.5; [ $a != $(cat beat) ] && echo beats || echo stands\n"
+    try:
+        out = typed(monkeypatch, capsys, run, beats)
+        assert "--- its processes go on ---" in out and "\nbeats\n" in out.replace("/app $ ", "\n")
+        out = typed(monkeypatch, capsys, run, beats, "--files")
+        assert "no processes: left out" in out and "stands\n" in out
+        out = typed(monkeypatch, capsys, run, "id -u\n", "--user", "root")
+        assert "/app $ 0\n" in out
+        assert list(run.root.iterdir()) == []
+    finally:
+        run.world.close()

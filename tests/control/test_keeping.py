@@ -17,7 +17,7 @@ from whippletree import sandboxes
 from whippletree.configuration import convert
 from whippletree.control.attempt import slug
 from whippletree.control.config import ControlConfig, DeadlineConfig
-from whippletree.control.keeping import SKIPPED, Shelf
+from whippletree.control.keeping import SKIPPED, Keeping, Shelf
 from whippletree.control.phases import SNAPSHOT, Phases
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import SandboxSpec, Snapshot
@@ -292,3 +292,61 @@ async def test_where_processes_cannot_be_kept_the_record_says_why(world: World, 
     assert rollout.reward == 1.0
     assert attempt.snapshot is not None and attempt.snapshot.holds == "files"
     assert attempt.snapshot.reason.startswith("criu could not dump the processes: ")
+
+
+# --- several steps, and being stopped ------------------------------------------------------------------------------------
+
+
+def write_steps(directory: Path) -> Path:
+    for step in ("one", "two"):
+        for name, text in (("instruction.md", f"make {step}"), ("tests/test.sh", f"#!/bin/sh\necho 1 {REWARD}\n")):
+            path = directory / "steps" / step / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    return write_task(directory, toml='[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n')
+
+
+async def test_a_task_with_steps_is_kept_once_after_its_last(world: World, tmp_path: Path) -> None:
+    task = write_steps(tmp_path / "t")
+    rollout, attempt = await run_one(world, task, snapshots="all", settings={"command": "echo x >> turns"})
+    assert rollout.reward == 1.0
+    assert [phase.name for phase in attempt.phases].count(SNAPSHOT) == 1
+    assert await look(world, attempt, "ls; cat turns") == "turns\nx\nx\n"
+
+
+async def test_a_snapshot_that_is_stopped_while_it_is_made_leaves_nothing(world: World, tmp_path: Path) -> None:
+    """As when the controller is told to stop, and does not wait."""
+    (name,) = world.add(1, write_task(tmp_path / "t"))
+    (attempt,) = world.store.claim("here", 1).result()
+    config = ControlConfig(snapshots="all")
+    directory = world.directory / "attempts" / "x" / "1"
+    keeping = Keeping(config, Shelf(world.directory, 1e9), world.store, attempt, directory, key="wt-key", hidden="[key]")
+    box = sandboxes.create(world.sandbox, SandboxSpec(sandbox_id="s", gateway_port=0), gateway=AWAY)
+    await box.start()
+    try:
+        running = asyncio.create_task(box.exec(["/bin/sh", "-c", "touch begun; sleep 1000"], timeout=1000))
+        while await box.read("/app/begun") is None:
+            await asyncio.sleep(0.01)
+        taking = asyncio.create_task(keeping.take(box, Phases(60.0, lambda phase: None)))  # it waits for the command
+        await until(directory.joinpath("snapshot").exists)
+        taking.cancel()
+        running.cancel()
+        await asyncio.wait([taking, running])
+        assert taking.cancelled()
+        assert (await box.exec(["/bin/sh", "-c", "echo on"], timeout=10)).output == "on\n"
+    finally:
+        await box.stop()
+    await keeping.settle(None)
+    assert keeping.kept is None and kept(world) == []
+    assert skipped(world, world.store.rollout(name)) == []
+
+
+async def test_a_sandbox_that_died_is_an_event_with_the_reason(world: World, tmp_path: Path) -> None:
+    rollout, attempt = await run_one(
+        world, write_task(tmp_path / "t"), snapshots="failed", settings={"kill": True, "command": "true"}
+    )
+    failed(rollout, CauseClass.SANDBOX, "agent")
+    assert attempt.snapshot is None
+    (event,) = skipped(world, rollout)
+    assert event.data["after"] == "seal"
+    assert "made no snapshot" in event.data["reason"] or "ended during its snapshot" in event.data["reason"]
