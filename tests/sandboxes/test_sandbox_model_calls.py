@@ -33,7 +33,9 @@ needs_criu = pytest.mark.skipif(
 )
 needs_runc = pytest.mark.skipif(bool(SUPPORT.runc), reason=f"runc does not work here: {SUPPORT.runc}")
 
-REPLY = "amber birch code 0123456789 submit"
+REPLY = "amber birch code 0123456789 submit, then wyvern jinx quiz fjord glyph vex"  # its first letter comes once
+
+TOKEN_SECONDS = 0.3  # until the engine is paused
 
 # An agent on the standard library. It notes each try, what it has read so far, each broken connection, and the whole reply.
 AGENT = """
@@ -135,6 +137,11 @@ class Calling:
         assert snapshot.holds == "processes+files", snapshot.reason
         return snapshot
 
+    async def go_on(self) -> None:
+        """Let the engine sample the rest, at once."""
+        self.world.engine.faults = Faults()
+        await self.world.engine.resume()
+
     async def running(self) -> int:
         return (await self.world.engine.status()).running
 
@@ -176,7 +183,7 @@ def rest(prompt: str) -> str:
 async def calling(tmp_path: Path, sandbox_root: Path, request: pytest.FixtureRequest) -> AsyncIterator[Calling]:
     world = World(tmp_path / "run")
     world.say = rest  # type: ignore[method-assign]
-    world.engine.faults = Faults(token_seconds=0.05)
+    world.engine.faults = Faults(token_seconds=TOKEN_SECONDS)
     world.gateway = msgspec.structs.replace(world.gateway, linger_limit=getattr(request, "param", 0.0))
     async with world.serving():
         made = Calling(world, sandbox_root, tmp_path)
@@ -202,7 +209,7 @@ async def test_the_restored_client_gets_the_one_reply_that_was_being_sampled(cal
     await box.stop()
     other = await calling.again(snapshot)
     await until_async(lambda: other.read("/app/errors"), "the end of the restored connection")
-    await calling.world.engine.resume()
+    await calling.go_on()
     assert await calling.answer(other) == REPLY
     (call,) = await calling.delivered()
     assert calling.world.turns == 1  # the engine was asked once
@@ -218,12 +225,12 @@ async def test_without_lingering_it_goes_on_from_what_was_sampled(calling: Calli
     box = await calling.box(AGENT, how)
     if how == "whole":
         await until_async(calling.running, "the call in the engine")
-        await asyncio.sleep(0.2)  # some tokens; how many does not matter
+        await asyncio.sleep(3 * TOKEN_SECONDS)  # some tokens; how many does not matter
     snapshot = await calling.frozen_call(box, tokens=how == "stream")
     await box.stop()
     await until_async(lambda: asyncio.to_thread(calling.calls), "the record of the call that was cut short")
     other = await calling.again(snapshot)
-    await calling.world.engine.resume()
+    await calling.go_on()
     assert await calling.answer(other) == REPLY
     cut, whole = await calling.delivered()
     assert (cut.finish_reason, cut.delivered, whole.finish_reason) == ("abort", False, "stop")
@@ -238,7 +245,7 @@ async def test_who_is_restored_before_the_original_stops_joins_its_call(calling:
     other = await calling.again(snapshot)
     await until_async(lambda: calling.reads_again(other), "the restored client's retry")
     await box.stop()
-    await calling.world.engine.resume()
+    await calling.go_on()
     assert await calling.answer(other) == REPLY
     (call,) = await calling.delivered()
     assert calling.world.turns == 1 and calling.text(call) == REPLY
@@ -251,7 +258,7 @@ async def test_a_call_that_ended_before_the_restore_is_replayed(calling: Calling
     box = await calling.box(AGENT, how)
     snapshot = await calling.frozen_call(box, tokens=how == "stream")
     await box.stop()
-    await calling.world.engine.resume()
+    await calling.go_on()
     await until_async(lambda: asyncio.to_thread(calling.calls), "the record of the call that nobody waits for")
     assert not calling.calls()[0].delivered
     other = await calling.again(snapshot)
@@ -265,7 +272,7 @@ async def test_a_call_that_ended_before_the_restore_is_replayed(calling: Calling
 async def test_a_reply_that_the_original_got_is_told_again_to_a_restored_client_that_says_it_retries(calling: Calling) -> None:
     box = await calling.box(AGENT, "stream")
     snapshot = await calling.frozen_call(box, tokens=True)
-    await calling.world.engine.resume()
+    await calling.go_on()
     assert await calling.answer(box) == REPLY
     await calling.delivered()
     other = await calling.again(snapshot)
@@ -286,7 +293,7 @@ async def test_forks_that_repeat_the_call_get_the_same_reply(calling: Calling) -
     calling.boxes += forks
     for fork in forks:
         await until_async(lambda fork=fork: calling.reads_again(fork), "the retry of each fork")
-    await calling.world.engine.resume()
+    await calling.go_on()
     assert [await calling.answer(fork) for fork in forks] == [REPLY] * 3
     (call,) = await calling.delivered()
     assert calling.world.turns == 1 and calling.text(call) == REPLY
@@ -300,7 +307,7 @@ async def test_the_official_sdk_tries_again_by_itself(calling: Calling) -> None:
     snapshot = await calling.frozen_call(box, tokens=False)
     await box.stop()
     other = await calling.again(snapshot, read_only=((packages, "/opt/packages"),))
-    await calling.world.engine.resume()
+    await calling.go_on()
     assert await calling.answer(other) == REPLY
     (call,) = await calling.delivered()
     assert calling.world.turns == 1 and calling.text(call) == REPLY
@@ -312,6 +319,7 @@ async def test_without_criu_the_call_ends_with_its_sandbox_and_the_snapshot_says
     calling.config = msgspec.structs.replace(calling.config, criu="/bin/false")
     box = await calling.box(AGENT, "stream")
     await until_async(lambda: box.read("/app/seen"), "the first tokens")
+    await calling.world.engine.pause()
     snapshot = await box.snapshot(calling.directory / "snapshot")
     assert snapshot.holds == "files" and snapshot.reason.startswith("criu could not dump the processes: ")
     assert sandboxes.load_snapshot(calling.directory / "snapshot") == snapshot
