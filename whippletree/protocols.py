@@ -537,7 +537,8 @@ class Fetched(Struct):
 
 class Snapshot(Struct):
     """A sandbox at one moment, in a directory of the host. `reason`: why it holds no processes. Sizes in bytes on disk;
-    `frozen_seconds`: how long the sandbox stood still for it. `owner` is the number of the sandbox's own user.
+    `frozen_seconds`: how long the sandbox stood still for it. `owner` is the number of the sandbox's own user. `environment`
+    and `limits`, `rootfs` and `user`: of its spec; what is restored may be given others.
 
     Example: Snapshot(directory="/runs/a/snapshots/s0-1", backend="runc", holds="processes+files", sandbox_id="s0-1",
                       owner=200017, workdir="/app", files_bytes=81920, processes_bytes=10485760, frozen_seconds=0.41,
@@ -556,7 +557,10 @@ class Snapshot(Struct):
     time: float
     reason: str = ""
     rootfs: str = ""
+    user: str = ""
     read_only: tuple[tuple[str, str], ...] = ()
+    environment: dict[str, str] = {}
+    limits: Limits = Limits()
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from whippletree.cli.task_shell import command, shell
+from whippletree.cli.task_shell import NO_GATEWAY, command, shell
 from whippletree.configuration import convert
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import Sandbox, SandboxSpec
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from whippletree.sandboxes.config import SandboxConfig
 
 T = TypeVar("T")
-NO_GATEWAY = ("127.0.0.1", 9)  # sandboxes are made without a network here, so this is never used
 
 
 def add_commands(commands: Any) -> None:

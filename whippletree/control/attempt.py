@@ -21,6 +21,7 @@ Invariants (tests/control/test_attempt.py, test_attempt_steps.py):
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import re
@@ -36,6 +37,7 @@ from whippletree import sandboxes
 from whippletree.control.config import ControlConfig, reward_rule
 from whippletree.control.defending import Defence, note
 from whippletree.control.imaging import HeldImages, Imaging
+from whippletree.control.keeping import Keeping, Shelf
 from whippletree.control.launch import HIDDEN, KILL_SECONDS, Launcher, Launchers
 from whippletree.control.measuring import measured
 from whippletree.control.phases import CLEANUP, Ended, Phases
@@ -73,7 +75,7 @@ class Sealer(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What all attempts of a controller share. `gateway` is (host, port), `gateway_ports` the own
-    ports of its workers, where there are several; `prefix` begins the names of its sandboxes."""
+    ports of its workers, where there are several; `prefix` begins the names of its sandboxes; `shelf` has its snapshots."""
 
     store: Store
     sealer: Sealer
@@ -88,6 +90,7 @@ class Parts:
     prefix: str
     starting: asyncio.Semaphore
     imaging: Imaging
+    shelf: Shelf
 
 
 def slug(rollout_id: str) -> str:
@@ -110,6 +113,7 @@ class AttemptRun:
         self._defence = Defence(parts.config.defence, parts.store, attempt, parts.directory / "hidden")
         self._network = AttemptNetwork(parts.config.network, parts.store, attempt, self._defence)
         self._images = HeldImages(parts.imaging)
+        self._keeping = Keeping(parts.config, parts.shelf, parts.store, attempt, self._directory, key=self.key, hidden=HIDDEN)
         self._sandbox: sandboxes.Box | None = None
         self._usage: Usage | None = None
         self._benches: list[Bench] = []
@@ -145,10 +149,13 @@ class AttemptRun:
         except Exception as error:
             log.exception("%s attempt %d: unexpected error in phase %s", self.spec.rollout_id, self.attempt.attempt, self.phase)
             cause = self._cause(blame(error, self.phase), f"unexpected {error!r}", "the controller's log has the traceback")
-        await to_the_end(self._clean_up())
-        self._images.close()
         if result is not None and result.reward is None and cause is None:
             cause = self._cause(CauseClass.VERIFIER, "the verifier gave neither a reward nor a cause", "mend the verifier")
+        if cause is not None and cause.cause is not CauseClass.CANCELLED:
+            with contextlib.suppress(asyncio.CancelledError):  # it has failed already, and is cleaned up now
+                await self._keeping.take(self._sandbox, self._phases)
+        await to_the_end(self._clean_up(cause))
+        self._images.close()
         if result is None and self._steps:
             result = VerifierResult(reward=None, cause=self._hide(cause), steps=tuple(self._steps))
         return msgspec.structs.replace(
@@ -162,6 +169,7 @@ class AttemptRun:
             sandbox=_name(self._sandbox.handle) if self._sandbox else "",
             cut_short=self._hide(self._cut_short),
             usage=self._usage,
+            snapshot=self._keeping.kept,
         )
 
     async def _work(self) -> VerifierResult:
@@ -293,6 +301,7 @@ class AttemptRun:
                 raise Ended(short)
             await self._kill_all()
             self._usage = await measured(self._box)
+        await self._keeping.take(self._sandbox, self._phases)
 
     async def _kill_all(self) -> None:
         try:
@@ -320,7 +329,7 @@ class AttemptRun:
             self._defence.left(found.tampering)
             return found
 
-    async def _clean_up(self) -> None:
+    async def _clean_up(self, cause: Cause | None) -> None:
         if self._sandbox is None:
             return
         limit = self.parts.config.deadlines.cleanup
@@ -331,6 +340,7 @@ class AttemptRun:
                 await asyncio.gather(self._sandbox.stop(), *(bench.close() for bench in self._benches))
         except Ended:
             log.error("%s: its sandbox did not end within %g s; `clean` removes it", self.attempt.rollout_id, limit)
+        await self._keeping.settle(cause)
 
     def _report(self, done: Phase) -> None:
         place = f"{done.name}-{done.step}" if done.step else done.name

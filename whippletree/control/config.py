@@ -54,6 +54,8 @@ class DeadlineConfig(Config):
     """Waiting for the gateway to record what is in flight and to close the attempt."""
     collect: Seconds = 120.0
     """The task's collect hooks and the copying of its artifacts, per step."""
+    snapshot: Seconds = 60.0
+    """Keeping the sandbox's files and processes, where `snapshots` asks for it; it takes nothing of the total."""
     verify: Seconds = 120.0
     """The verifier; a task may state a shorter limit of its own."""
     cleanup: Seconds = 20.0
@@ -136,6 +138,11 @@ class ControlConfig(Config):
     score named "reward", or the only one."""
     variables: dict[str, str] = {}
     """Values of the ${NAME}s in tasks' variables. They are in the run's configuration file: no place for secrets."""
+    snapshots: Literal["off", "failed", "all"] = "off"
+    """Keep the sandbox as the agent left it, below the attempt's directory, to be opened by `whippletree rollouts shell`: of no
+    attempt, of those that end with a cause, or of all but cancelled ones."""
+    snapshots_gb: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Size, in GiB, of all snapshots of a run; beyond it the oldest are removed."""
     deadlines: DeadlineConfig = DeadlineConfig()
     """Limits of an attempt's phases."""
     defence: DefenceConfig = DefenceConfig()
@@ -148,10 +155,13 @@ class ControlConfig(Config):
     """Jobs; used with launch = "kubernetes"."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a reward that is no expression; `convert` adds the key."""
+        """Raises ValueError for a reward that is no expression, and for snapshots of what no sandbox of ours runs; `convert`
+        adds the key."""
         check_reward(self.reward)
         if self.launch == "kubernetes" and self.network != NetworkConfig():
             raise ValueError("network is not for Jobs: pods reach what kubernetes.network says")
+        if self.snapshots != "off" and self.launch == "kubernetes":
+            raise ValueError('snapshots are of sandboxes on this machine: with launch = "kubernetes" leave them "off"')
 
     def on_limit(self, cause: CauseClass) -> OnLimit:
         """What the setting of a cause says that has one (policy.LIMITS)."""

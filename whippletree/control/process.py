@@ -22,6 +22,7 @@ from whippletree.control.attempt import Parts
 from whippletree.control.config import ControlConfig, HarnessBinding
 from whippletree.control.controller import Controller
 from whippletree.control.imaging import Imaging
+from whippletree.control.keeping import GIB, Shelf
 from whippletree.control.launch import Launchers
 from whippletree.control.seal import GatewaySealer
 from whippletree.errors import ConfigurationError, WhippletreeError
@@ -115,6 +116,7 @@ async def run(spec: ControllerSpec, stop: asyncio.Event) -> None:
                 prefix=sandbox_prefix(directory),
                 starting=asyncio.Semaphore(config.starts_at_once),
                 imaging=imaging,
+                shelf=Shelf(directory, config.snapshots_gb * GIB),
             )
             await _serve(Controller(parts, spec.worker), spec, stop)
         finally:

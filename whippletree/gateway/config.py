@@ -64,5 +64,8 @@ class GatewayConfig(Config):
     """Seconds after which a hold that nobody released ends by itself."""
     seal_limit: Seconds = 10.0
     """Seconds that a seal waits for the calls in flight of its attempt, before it cancels them."""
+    linger_limit: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Seconds that a call goes on whose client went away. One that comes back within them, as the restored copy of a sandbox
+    does, finds the same call; 0 ends the call at once, and who comes back goes on from what it had sampled."""
     session_ttl: Seconds = 86400.0
     """Seconds without a call after which a captured session ends as failed, with cause "deadline"."""

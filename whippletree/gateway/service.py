@@ -253,9 +253,10 @@ class Gateway:
         return SealReport(sealed=sealed, calls=len(calls), delivered=sum(call.delivered for call in calls))
 
     async def _settle(self, session: Session, limit: float) -> None:
-        """Wait for an attempt's calls; cancel those that wait for their turn at once, and the others at the limit."""
+        """Wait for an attempt's calls; cancel those that wait for their turn, or that nobody waits for, at once, and the others
+        at the limit."""
         for live in list(session.live.values()):
-            if not live.sampled.submitted:
+            if not live.sampled.submitted or not live.followed:
                 live.abandon(_sealed())
         calls = list(session.live.values())
         if not all(await asyncio.gather(*(live.settled(limit) for live in calls))):

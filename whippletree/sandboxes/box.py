@@ -87,6 +87,7 @@ class Box:
         self._spec = spec
         self._lifeline: socket.socket | None = None
         self._speaking = asyncio.Lock()  # one exchange at a time over the lifeline
+        self._unanswered = False  # a snapshot was given up before the keeper said that it is done
         self._owner = 0
         self._network = Network(spec, gateway)
 
@@ -258,7 +259,10 @@ class Box:
                 workdir=self._request.workdir,
                 time=time.time(),
                 rootfs=self._spec.rootfs,
+                user=self._spec.user,
                 read_only=self._spec.read_only,
+                environment=self._spec.environment,
+                limits=self._spec.limits,
                 holds=frozen.holds,
                 reason=frozen.reason,
                 files_bytes=frozen.files_bytes,
@@ -277,11 +281,18 @@ class Box:
         async with self._speaking:
             lifeline = self._lifeline
             assert lifeline is not None
+            if self._unanswered:
+                raise SandboxError(
+                    f"sandbox {self._spec.sandbox_id}: an earlier snapshot was given up while it was made",
+                    "give the first one more time; this sandbox makes no other",
+                )
+            self._unanswered = True
             try:
                 lifeline.send(wire.encode(message))
                 received = await client.receive(lifeline, wire.Assembler(), wait + _SNAPSHOT_SECONDS)
             except (OSError, TimeoutError) as error:
                 raise SandboxError(f"sandbox {self._spec.sandbox_id} made no snapshot: {error or 'time is up'}") from error
+        self._unanswered = False
         if received is None:
             raise SandboxError(f"sandbox {self._spec.sandbox_id} ended during its snapshot")
         if isinstance(received[0], wire.Failed):
@@ -331,9 +342,16 @@ class Box:
 
 
 def build(
-    config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway: tuple[str, int], snapshot: Snapshot | None = None
+    config: SandboxConfig,
+    spec: SandboxSpec,
+    backend: Backend,
+    *,
+    gateway: tuple[str, int],
+    snapshot: Snapshot | None = None,
+    processes: bool = True,
 ) -> Box:
-    """A sandbox of that backend, not started yet. Raises SandboxError for a spec that cannot be."""
+    """A sandbox of that backend, not started yet; of a snapshot, with its `processes` or without. Raises SandboxError for a
+    spec that cannot be."""
     _checked(spec, backend)
     request = wire.BoxRequest(
         backend=backend.kind,
@@ -346,6 +364,7 @@ def build(
         criu=backend.criu,
         rootfs=spec.rootfs,
         restored=snapshot.directory if snapshot else "",
+        processes_too=processes,
         owner=snapshot.owner if snapshot else 0,
         files=spec.files,
         read_only=spec.read_only,

@@ -47,7 +47,7 @@ class RuncMachine(NamespacedMachine):
         snapshot = Path(self._request.restored) if self._request.restored else None
         self.layers.make(self.owner, snapshot)
         self._write_bundle()
-        if snapshot is not None and (snapshot / checkpoint.PROCESSES).exists():
+        if snapshot is not None and self._request.processes_too and (snapshot / checkpoint.PROCESSES).exists():
             self._restore(snapshot / checkpoint.PROCESSES)
         else:
             self.start("run")

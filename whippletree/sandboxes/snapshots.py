@@ -31,8 +31,12 @@ def load_snapshot(directory: Path) -> Snapshot:
         raise SandboxError(f"{directory}: no snapshot: {error}", "give the directory of a finished snapshot") from error
 
 
-def restore(config: SandboxConfig, snapshot: Snapshot, spec: SandboxSpec, *, gateway: tuple[str, int]) -> Box:
+def restore(
+    config: SandboxConfig, snapshot: Snapshot, spec: SandboxSpec, *, gateway: tuple[str, int], processes: bool = True
+) -> Box:
     """A sandbox that begins as the snapshot ended, not started yet. Its id, environment, network and limits are the spec's.
+
+    Without `processes` only the files come back: where there is no CRIU, or another kernel.
 
     Raises SandboxError where the spec differs from what the snapshot was made of, and for `files`: those are the snapshot's.
     """
@@ -49,7 +53,9 @@ def restore(config: SandboxConfig, snapshot: Snapshot, spec: SandboxSpec, *, gat
         raise SandboxError("a restored sandbox has the snapshot's files", "leave `files` empty and use `put`")
     if not Path(snapshot.directory, RECORD).exists():
         raise SandboxError(f"{snapshot.directory}: the snapshot is gone", "make another")
-    return build(config, spec, backend, gateway=gateway, snapshot=snapshot)
+    if snapshot.rootfs and not Path(snapshot.rootfs).is_dir():
+        raise SandboxError(f"{snapshot.rootfs}: the root file system of the snapshot is gone", "make its image again")
+    return build(config, spec, backend, gateway=gateway, snapshot=snapshot, processes=processes)
 
 
 async def fork(

@@ -31,7 +31,8 @@ class BoxRequest(Wire):
     """Controller → launcher: make a sandbox (carries the keeper's end of the lifeline). Limits of 0 mean none.
 
     `token` is this request's alone: it tells this sandbox from an earlier or other one of the same name. `restored` is the
-    directory of a snapshot, `owner` the number of its user; `user` is who runs commands that name nobody.
+    directory of a snapshot, whose processes come back with `processes_too`; `owner` is the number of its user; `user` is who
+    runs commands that name nobody.
 
     Example: BoxRequest(backend="bubblewrap", sandbox_id="s0-1", root="/tmp/whippletree-0", workdir="/app", bwrap="bwrap")
     """
@@ -46,6 +47,7 @@ class BoxRequest(Wire):
     criu: str = ""
     rootfs: str = ""
     restored: str = ""
+    processes_too: bool = True
     owner: int = 0
     files: tuple[tuple[str, str], ...] = ()
     read_only: tuple[tuple[str, str], ...] = ()

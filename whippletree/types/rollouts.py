@@ -113,8 +113,8 @@ class RolloutSpec(Struct):
 
 
 class Phase(Struct):
-    """One timed phase of an attempt (boot, healthcheck, setup, agent, seal, collect, verify, cleanup); seconds. `step`: of a
-    task with several steps, the one that it belongs to. `overran`: it was ended at its limit.
+    """One timed phase of an attempt (boot, healthcheck, setup, agent, seal, snapshot, collect, verify, cleanup); seconds.
+    `step`: of a task with several steps, the one that it belongs to. `overran`: it was ended at its limit.
 
     Example: Phase(name="agent", started=10.0, seconds=1.5, limit=300.0, step="scaffold")
     """
@@ -125,6 +125,21 @@ class Phase(Struct):
     limit: float = 0.0
     step: str = ""
     overran: bool = False
+
+
+class KeptSnapshot(Struct):
+    """The machine of an attempt as it was kept. `directory`: below that of the run. `holds`, and `reason` why not more: as in
+    protocols.Snapshot, which the directory has in full. `after`: the phase at whose end it was taken. `bytes` on disk.
+
+    Example: KeptSnapshot(directory="attempts/s0-1f/1/snapshot", holds="files", bytes=81920, after="seal",
+                          reason="bubblewrap sandboxes cannot be checkpointed")
+    """
+
+    directory: str
+    holds: Literal["processes+files", "files"]
+    bytes: int
+    after: str
+    reason: str = ""
 
 
 class Usage(Struct):
@@ -146,7 +161,8 @@ class Attempt(Struct):
     """One try at a rollout. `attempt` counts from 1 and is the fencing token: reports of an older one change nothing.
     `cut_short`: why the agent was stopped before its own end, where the attempt was judged all the same (its time or its
     budget was over); `cause` is set instead where it was not judged. `usage`: what its sandbox had used when the agent's
-    processes had been ended, before the tests; None where that could not be measured.
+    processes had been ended, before the tests; None where that could not be measured. `snapshot`: its machine, where it was
+    kept.
 
     Example: Attempt(rollout_id="s0003-g02-m5", attempt=1, started=10.0)
     """
@@ -164,6 +180,7 @@ class Attempt(Struct):
     sandbox: str = ""
     cut_short: Cause | None = None
     usage: Usage | None = None
+    snapshot: KeptSnapshot | None = None
 
     def step_at(self, when: float) -> str:
         """The step whose agent was at work at `when` (seconds since the epoch): that of a call received then. "" for none."""

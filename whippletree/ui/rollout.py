@@ -85,6 +85,10 @@ def _attempt(attempt: Attempt, console: Console) -> None:
         console.print(Text(printable(f"  {attempt.cut_short.cause}: {attempt.cut_short.message}"), style="yellow"))
     if attempt.usage is not None:
         console.print(Text(f"  sandbox: {_used(attempt.usage)}", style="dim"))
+    if (kept := attempt.snapshot) is not None:
+        why = f" ({kept.reason})" if kept.reason else ""
+        text = f"  snapshot after {kept.after}: {kept.holds}{why}, {kept.bytes / 2**20:.1f} MiB, {kept.directory}"
+        console.print(Text(printable(text), style="dim"))
     for step in attempt.result.steps if attempt.result else ():
         reward = "no reward" if step.reward is None else f"reward {step.reward:g}"
         ended = step.cause.cause if step.cause else step.exit_status
