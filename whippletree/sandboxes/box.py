@@ -153,7 +153,8 @@ class Box:
         user: str = "",
         on_output: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
-        """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed.
+        """Run a command to its end and read its output; at `timeout` seconds it and its children are killed. What it left in
+        the background lives on, and `left_running` says so where that still holds the output.
 
         `user` is a name of the sandbox's /etc/passwd or a number. `on_output` is called on the event loop with each piece of
         output as it comes; what it raises ends the command. Raises SandboxError where the sandbox has no such user, or can be

@@ -21,6 +21,7 @@ import msgspec
 
 from whippletree.sandboxes import cgroups, files, kernel, machine, runner, wire
 from whippletree.sandboxes.bubblewrap import BubblewrapMachine
+from whippletree.sandboxes.drain import Drain
 from whippletree.sandboxes.process import ProcessMachine
 from whippletree.sandboxes.runc import RuncMachine
 
@@ -84,6 +85,7 @@ class Keeper:
         self._inner = ""  # path of the cgroup that another program makes for it
         self._box: machine.Machine | None = None
         self._helpers: set[int] = set()  # children that serve clients
+        self._drain = Drain()
         self._door = socket.socket(socket.AF_UNIX)
         self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -170,7 +172,7 @@ class Keeper:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         poll = select.poll()
-        for item in (woken, self._door.fileno(), self._channel.socket.fileno()):
+        for item in (woken, self._door.fileno(), self._channel.socket.fileno(), self._drain.fileno()):
             poll.register(item, select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _ in poll.poll()}
@@ -185,6 +187,8 @@ class Keeper:
             if woken in ready:
                 os.read(woken, 4096)
                 self._helpers -= _reaped()
+            if self._drain.fileno() in ready:
+                self._drain.turn()
             if self._door.fileno() in ready:
                 self._answer()
 
@@ -212,9 +216,10 @@ class Keeper:
             signal.set_wakeup_fd(-1)
             self._door.close()
             self._channel.socket.close()
+            self._drain.leave()
             os.close(self._lock)
             try:
-                return runner.serve(wire.Channel(connection), box, self._helpers)
+                return runner.serve(wire.Channel(connection), box, self._helpers, self._drain)
             except OSError:
                 return 1  # the client went before its answer
 

@@ -115,7 +115,8 @@ class Exited(Wire):
 
 
 class Finish(Wire):
-    """Client → keeper: end of the exchange; `kill`: everything that the command started. Example: Finish(kill=True)"""
+    """Client → keeper: end of the exchange; `kill`: everything that the command started. Without, it may carry the read end of
+    an output that something still holds. Example: Finish(kill=True)"""
 
     kill: bool = False
 
