@@ -63,6 +63,38 @@ async def count(box: sandboxes.Box) -> None:
     pytest.fail("the counter does not count")
 
 
+WRITER = """
+import time
+for number in range(10**9):
+    print(number, flush=True)
+    with open("log", "a") as log:
+        log.write(f"{number}\\n")
+    time.sleep(0.01)
+"""
+
+
+@needs_criu
+async def test_output_that_nobody_waits_for_is_dropped_in_what_is_restored_too(
+    make: Make, again: Restore, tmp_path: Path
+) -> None:
+    box = await make("runc")
+    left = await box.exec(("sh", "-c", 'python3 -c "$1" & true', "sh", WRITER), timeout=300)
+    assert left.left_running
+    first = await again(await box.snapshot(tmp_path / "first"))
+    snapshot = await first.snapshot(tmp_path / "second")
+    assert (snapshot.holds, snapshot.reason) == ("processes+files", "")
+    for restored in (first, await again(snapshot)):
+        seen = await numbers(restored)
+        for _ in range(500):
+            if len(await numbers(restored)) > len(seen) + 5:
+                break
+            await asyncio.sleep(0.02)
+        else:
+            pytest.fail("it does not write on")
+        found = await numbers(restored)
+        assert found == list(range(len(found)))
+
+
 async def numbers(box: sandboxes.Box) -> list[int]:
     return [int(word) for word in (await sh(box, "cat log")).output.split()]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from whippletree.sandboxes.runc import RuncMachine
 
 CRIU = ("--file-locks",)
-PROCESSES, ARCHIVE, FOLDER = "processes", "files.tar", "fs"
+PROCESSES, ARCHIVE, FOLDER, OUTPUTS = "processes", "files.tar", "fs", "outputs"
 _DUMP_SECONDS = 120.0
 _CHANGED = 1  # tar's exit code when a file was no file, or changed
 
@@ -53,6 +53,16 @@ def of_runc(box: RuncMachine, directory: Path) -> wire.Frozen:
         else:
             box.signal_all(signal.SIGCONT)
     return _frozen(directory, began, reason)
+
+
+def note_outputs(directory: Path, pipes: tuple[int, ...]) -> None:
+    """Write down which pipes the keeper reads into nothing: what is restored gets another in their place."""
+    (directory / OUTPUTS).write_text("".join(f"{pipe}\n" for pipe in pipes), encoding="ascii")
+
+
+def outputs(directory: Path) -> list[str]:
+    """What `note_outputs` wrote there."""
+    return (directory / OUTPUTS).read_text(encoding="ascii").split()
 
 
 def _dump(box: RuncMachine, target: Path) -> str:

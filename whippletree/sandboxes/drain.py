@@ -42,22 +42,33 @@ class Drain:
         """Take what was handed in, and read once from each pipe that has something."""
         for descriptor, _ in self._epoll.poll(0):
             if descriptor == self._door.fileno():
-                self._take()
+                self.take()
             else:
                 self._read(descriptor)
 
-    def _take(self) -> None:
-        try:
-            _, descriptors = receive_some(self._door, 1)
-        except BlockingIOError:
+    def take(self) -> None:
+        """Take all that was handed in."""
+        for _ in range(MOST):
+            try:
+                _, descriptors = receive_some(self._door, 1)
+            except BlockingIOError:
+                return
+            for descriptor in descriptors:
+                self._hold(descriptor)
+
+    def _hold(self, descriptor: int) -> None:
+        if len(self._held) >= MOST:
+            os.close(descriptor)
             return
-        for descriptor in descriptors:
-            if len(self._held) >= MOST:
-                os.close(descriptor)
-                continue
-            os.set_blocking(descriptor, False)
-            self._held.add(descriptor)
-            self._epoll.register(descriptor, select.EPOLLIN)
+        os.set_blocking(descriptor, False)
+        self._held.add(descriptor)
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def open(self) -> int:
+        """The write end of a pipe that is read into nothing; the caller closes it."""
+        out, into = os.pipe()
+        self._hold(out)
+        return into
 
     def _read(self, descriptor: int) -> None:
         try:
@@ -77,6 +88,6 @@ class Drain:
         self._held.clear()
 
     @property
-    def held(self) -> int:
-        """How many pipes are read."""
-        return len(self._held)
+    def held(self) -> tuple[int, ...]:
+        """Numbers (inodes) of the pipes that are read."""
+        return tuple(os.fstat(descriptor).st_ino for descriptor in self._held)

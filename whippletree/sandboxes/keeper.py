@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from whippletree.sandboxes import cgroups, files, kernel, machine, runner, wire
+from whippletree.sandboxes import cgroups, checkpoint, files, kernel, machine, runner, wire
 from whippletree.sandboxes.bubblewrap import BubblewrapMachine
 from whippletree.sandboxes.drain import Drain
 from whippletree.sandboxes.process import ProcessMachine
@@ -101,7 +101,7 @@ class Keeper:
         cgroups.join(self._cgroups)
         machine.oom_score(machine.KEPT_FROM_OOM)
         self._note(0)
-        box = _machine(request, self._cgroups, self._inner)
+        box = _machine(request, self._cgroups, self._inner, self._drain)
         self._box = box
         listeners = box.boot()
         self._note(box.pid)
@@ -203,6 +203,8 @@ class Keeper:
                 return wire.Failed(message="commands are running", next_step="snapshot between commands, or end them")
             time.sleep(0.01)
         try:
+            self._drain.take()  # the children that served the last commands have ended
+            checkpoint.note_outputs(Path(message.directory), self._drain.held)
             return box.snapshot(Path(message.directory))
         except (OSError, ValueError, machine.BootError) as error:
             return wire.Failed(message=f"no snapshot: {error}")
@@ -249,12 +251,12 @@ def _hold_image(rootfs: str) -> int:
     return lock
 
 
-def _machine(request: wire.BoxRequest, directories: tuple[str, ...], inner: str) -> machine.Machine:
+def _machine(request: wire.BoxRequest, directories: tuple[str, ...], inner: str, drain: Drain) -> machine.Machine:
     match request.backend:
         case "bubblewrap":
             return BubblewrapMachine(request, directories)
         case "runc":
-            return RuncMachine(request, directories, inner)
+            return RuncMachine(request, directories, inner, drain)
         case "process":
             return ProcessMachine(request, directories)
 
