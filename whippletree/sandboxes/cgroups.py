@@ -7,11 +7,12 @@ removed sandbox's cgroups are gone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -30,8 +31,10 @@ def name_of(root: str, sandbox_id: str) -> str:
     return f"{PREFIX}{zlib.crc32(root.encode()):08x}-{sandbox_id}"
 
 
-def hierarchies() -> dict[str, Path]:
-    """Mount point of the hierarchy that has each controller: {"memory": ..., "pids": ...}; version 2 under both names."""
+@functools.cache
+def hierarchies() -> Mapping[str, Path]:
+    """Mount point of the hierarchy that has each controller: {"memory": ..., "pids": ...}; version 2 under both names. It is
+    looked up once."""
     found: dict[str, Path] = {}
     for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
@@ -155,9 +158,14 @@ def _limit(directory: Path, controller: str, limit: int, version2: bool) -> None
 
 
 def join(directories: tuple[str, ...]) -> None:
-    """Move the calling process into these cgroups. Raises OSError."""
+    """Move the calling process, which has one thread, into these cgroups. Raises OSError.
+
+    In version 1 the thread is moved, not the process: that takes no lock that all forks of the machine must first let go.
+    """
     for directory in directories:
-        with open(os.path.join(directory, "cgroup.procs"), "w", encoding="ascii") as file:  # noqa: PTH123, PTH118
+        thread = os.path.join(directory, "tasks")  # noqa: PTH118
+        path = thread if os.path.exists(thread) else os.path.join(directory, "cgroup.procs")  # noqa: PTH110, PTH118
+        with open(path, "w", encoding="ascii") as file:  # noqa: PTH123
             file.write("0")
 
 

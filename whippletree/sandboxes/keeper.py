@@ -7,6 +7,7 @@ closes); in both cases it first kills every process of the sandbox, then removes
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -15,6 +16,7 @@ import signal
 import socket
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -28,6 +30,7 @@ from whippletree.sandboxes.runc import RuncMachine
 CONTROL, LOCK, STATE = "control", "lock", "state.json"
 IMAGE_LOCK = "image.lock"
 _CGROUP_SECONDS = 5.0
+_REQUEST_SECONDS = 1.0
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,18 +97,22 @@ class Keeper:
     def open(self) -> None:
         """Make everything and say so. Raises what the parts raise; the caller then removes it."""
         request = self._request
-        self._inner = cgroups.inner_path(cgroups.name_of(request.root, request.sandbox_id), request.cgroup)
+        if request.backend == "runc":
+            self._inner = cgroups.inner_path(cgroups.name_of(request.root, request.sandbox_id), request.cgroup)
         self._cgroups = _make_cgroups(request)
         # Joined once, here: whatever is forked for the sandbox is born in them. A move per command would make all sandboxes
         # of the machine wait for each other in the kernel.
         cgroups.join(self._cgroups)
-        machine.oom_score(machine.KEPT_FROM_OOM)
         self._note(0)
         box = _machine(request, self._cgroups, self._inner, self._drain)
         self._box = box
         listeners = box.boot()
+        machine.oom_score(machine.KEPT_FROM_OOM)
         self._note(box.pid)
-        self._fill(box)
+        if not request.restored:
+            box.adopt()
+        if request.files:
+            self._fill(box)
         self._door.bind(str(self._folder / CONTROL))
         self._door.listen(128)
         ready = wire.Ready(
@@ -132,15 +139,13 @@ class Keeper:
         (self._folder / STATE).write_bytes(msgspec.json.encode(kept))
 
     def _fill(self, box: machine.Machine) -> None:
-        """Give the writable directories to the agent and copy the files of the spec in."""
+        """Copy the files of the spec in."""
         ours, theirs = socket.socketpair()
         sources = [(os.open(host, os.O_RDONLY | os.O_CLOEXEC), inside) for host, inside in self._request.files]
 
         def inside() -> int:
             answer = wire.Channel(theirs)
             try:
-                if not self._request.restored:
-                    _adopt(box, self._request.workdir)
                 for source, target in sources:
                     files.put(box.base, source, target, box.owner)
             except (OSError, ValueError) as error:
@@ -151,10 +156,12 @@ class Keeper:
 
         def enter() -> int:
             box.enter()
+            if not box.separate:
+                return inside()
             os.waitpid(machine.fork(inside), 0)
             return 0
 
-        child = machine.fork(enter if box.separate else inside)
+        child = box.fork(enter)
         theirs.close()
         wire.close([source for source, _ in sources])
         received = wire.Channel(ours).receive()
@@ -225,8 +232,11 @@ class Keeper:
             except OSError:
                 return 1  # the client went before its answer
 
-        self._helpers.add(machine.fork(body))
-        connection.close()
+        with connection:
+            try:
+                self._helpers.add(_fork(box, body))
+            except OSError as error:
+                _turn_away(connection, runner.refusal(error))
 
     def remove(self) -> None:
         """End every process, then remove cgroups and folder."""
@@ -239,6 +249,26 @@ class Keeper:
         remove_folder(self._folder)
         if self._image >= 0:
             os.close(self._image)
+
+
+def _fork(box: machine.Machine, body: Callable[[], int]) -> int:
+    """A child in the sandbox; where that has ended, one outside, which tells its client so."""
+    try:
+        return box.fork(body)
+    except OSError as error:
+        if error.errno not in (errno.ESRCH, errno.ENOMEM):  # of a PID namespace that ends
+            raise
+        return machine.fork(body)
+
+
+def _turn_away(connection: socket.socket, why: wire.Failed) -> None:
+    """Answer a client for whom no child could be made."""
+    connection.settimeout(_REQUEST_SECONDS)
+    channel = wire.Channel(connection)
+    with contextlib.suppress(OSError):
+        received = channel.receive()  # with bytes unread, the end of the connection would overtake the answer
+        wire.close(received[1] if received else [])
+        channel.send(why)
 
 
 def _hold_image(rootfs: str) -> int:
@@ -259,13 +289,6 @@ def _machine(request: wire.BoxRequest, directories: tuple[str, ...], inner: str,
             return RuncMachine(request, directories, inner, drain)
         case "process":
             return ProcessMachine(request, directories)
-
-
-def _adopt(box: machine.Machine, workdir: str) -> None:
-    for path in ("/logs", "/home/agent", workdir):
-        directory = Path(box.base.rstrip("/") + path)
-        os.chown(directory, *box.owner)
-        directory.chmod(0o755)
 
 
 def _make_cgroups(request: wire.BoxRequest) -> tuple[str, ...]:

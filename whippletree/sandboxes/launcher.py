@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 
-from whippletree.sandboxes import keeper, machine, wire
+from whippletree.sandboxes import cgroups, keeper, machine, wire
 
 
 def main(descriptor: int) -> None:
@@ -21,6 +21,7 @@ def main(descriptor: int) -> None:
     door.set_inheritable(False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps keepers
     os.umask(0o022)
+    cgroups.hierarchies()  # once for all keepers
     gc.collect()
     gc.freeze()
     gc.disable()  # helpers are short or idle, and a collection would touch every page that forks share

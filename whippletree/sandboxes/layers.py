@@ -13,6 +13,7 @@ Invariants (tests/sandboxes/test_sandbox_runc.py): what a sandbox writes is seen
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from whippletree.sandboxes import hostroot, kernel, machine
 from whippletree.sandboxes.wire import BoxRequest
 
 INIT = "/.init/sh"  # named so for shells that are many programs in one
-_WRITABLE = (("tmp", 0o1777), ("var", 0o755), ("var/tmp", 0o1777), ("run", 0o755), ("logs", 0o777), ("etc", 0o755))
+_WRITABLE = (("tmp", 0o1777), ("var", 0o755), ("var/tmp", 0o1777), ("run", 0o755), ("etc", 0o755))
 
 
 class Layers:
@@ -86,14 +87,15 @@ class Layers:
             texts |= hostroot.lookups()
             for path, target in hostroot.links():
                 (upper / path[1:]).symlink_to(target)
-            for name in hostroot.ETC:
-                if (source := Path("/etc") / name).is_file():
-                    self._directory((upper / "etc" / name).parent, 0o755)
-                    shutil.copyfile(source, upper / "etc" / name)
+            for path, content in hostroot.etc_files().items():
+                self._directory((upper / path[1:]).parent, 0o755)
+                (upper / path[1:]).write_bytes(content)
         for path, text in texts.items():
             (upper / path[1:]).write_text(text, encoding="utf-8")
-        for path in (hostroot.HOME, self._request.workdir):
+        for path in (hostroot.HOME, self._request.workdir, "/logs"):
             self._directory(upper / path[1:], 0o755)
+            os.chown(upper / path[1:], *owner)
+            (upper / path[1:]).chmod(0o755)
 
     def _accounts(self, owner: tuple[int, int]) -> dict[str, str]:
         """The image's accounts and the sandbox's own user."""

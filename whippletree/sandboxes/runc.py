@@ -58,6 +58,9 @@ class RuncMachine(NamespacedMachine):
             self.start("run")
         return listeners
 
+    def adopt(self) -> None:
+        """The layer was made so."""
+
     def _restore(self, snapshot: Path) -> None:
         into = self._drain.open()
         self.use_criu(as_agent=False, output=f"/proc/{os.getpid()}/fd/{into}")

@@ -53,9 +53,14 @@ def serve(channel: wire.Channel, box: machine.Machine, helpers: Collection[int],
             case _:
                 channel.send(wire.Failed(message=f"a keeper does not do {type(message).__name__}"))
     except OSError as error:
-        hint = "it has ended: look at its memory limit" if isinstance(error, ProcessLookupError) else ""
-        channel.send(wire.Failed(message=f"cannot enter the sandbox: {error}", next_step=hint))
+        channel.send(refusal(error))
     return 0
+
+
+def refusal(error: OSError) -> wire.Failed:
+    """What a client is told when nothing of its can be started inside."""
+    hint = "it has ended: look at its memory limit" if isinstance(error, ProcessLookupError) else ""
+    return wire.Failed(message=f"cannot enter the sandbox: {error}", next_step=hint)
 
 
 def _inside(box: machine.Machine, body: Callable[[], int], *, wait: bool) -> None:
@@ -93,7 +98,7 @@ def _cpu_seconds(box: machine.Machine) -> float:
     counted = cgroups.cpu_seconds(box.cgroups)
     if counted is not None:
         return counted
-    keeper = os.getppid()
+    keeper = box.keeper
     while True:
         _, before = kernel.cpu_seconds(keeper)
         found = sum(sum(kernel.cpu_seconds(pid)) for pid in kernel.descendants(keeper, ended=True))
