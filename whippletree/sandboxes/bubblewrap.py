@@ -106,15 +106,9 @@ class BubblewrapMachine(NamespacedMachine):
 
     def _listen(self, post: socket.socket) -> list[int]:
         """Listeners inside for the request's ports."""
-        if not self._request.ports:
-            return []
-        if not self._root:
-            return receive_some(post)[1]
-        kernel.setns(self._pidfd, kernel.CLONE_NEWNET)
-        try:
-            return machine.listeners(self._request.ports)
-        finally:
-            kernel.setns(self._own, kernel.CLONE_NEWNET)
+        if self._root:
+            return self.listen()
+        return receive_some(post)[1] if self._request.ports else []
 
     def adopt(self) -> None:
         """As root: nothing but the init runs inside yet, and it has no links at these paths."""

@@ -126,7 +126,7 @@ def take_over(path: str, directories: tuple[str, ...]) -> None:
         for pid in fresh:
             for directory in directories:
                 with contextlib.suppress(ProcessLookupError):
-                    (Path(directory) / "cgroup.procs").write_text(pid, encoding="ascii")
+                    move(int(pid), (directory,))
         moved |= fresh
 
 
@@ -169,6 +169,12 @@ def join(directories: tuple[str, ...]) -> None:
             file.write("0")
 
 
+def move(pid: int, directories: tuple[str, ...]) -> None:
+    """Move a process into these cgroups. Raises OSError."""
+    for directory in directories:
+        (Path(directory) / "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+
 def leave(directories: tuple[str, ...]) -> None:
     """Move the calling process to the cgroups above these, so that they can be removed. Does not raise."""
     for directory in directories:
@@ -191,7 +197,7 @@ def _any_has(directories: tuple[str, ...], names: tuple[str, ...]) -> bool:
 
 
 def remove(directories: tuple[str, ...], *, seconds: float) -> bool:
-    """Kill what is still in these cgroups and remove them; False if one is still there after `seconds`."""
+    """Kill what is in these cgroups and in those below them, and remove them; False if one is still there after `seconds`."""
     deadline = time.monotonic() + seconds
     left = list(directories)
     while left:
@@ -201,9 +207,7 @@ def remove(directories: tuple[str, ...], *, seconds: float) -> bool:
             except FileNotFoundError:
                 pass
             except OSError:
-                for pid in _read(Path(directory) / "cgroup.procs").split():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
+                _empty(directory)
                 continue
             left.remove(directory)
         if left and time.monotonic() > deadline:
@@ -211,3 +215,14 @@ def remove(directories: tuple[str, ...], *, seconds: float) -> bool:
         if left:
             time.sleep(0.002)
     return True
+
+
+def _empty(directory: str) -> None:
+    """Kill what is in a cgroup, and remove those below it, as far as that goes now."""
+    for path, _, _ in os.walk(directory, topdown=False):
+        for pid in _read(Path(path) / "cgroup.procs").split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        if path != directory:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)  # noqa: PTH106

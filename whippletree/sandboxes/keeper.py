@@ -24,12 +24,14 @@ import msgspec
 from whippletree.sandboxes import cgroups, checkpoint, files, kernel, machine, runner, wire
 from whippletree.sandboxes.bubblewrap import BubblewrapMachine
 from whippletree.sandboxes.drain import Drain
+from whippletree.sandboxes.podman_backend import PodmanMachine
 from whippletree.sandboxes.process import ProcessMachine
 from whippletree.sandboxes.runc import RuncMachine
 
 CONTROL, LOCK, STATE = "control", "lock", "state.json"
 IMAGE_LOCK = "image.lock"
 _CGROUP_SECONDS = 5.0
+_MAKE_CGROUPS = ("runc", "podman")
 _REQUEST_SECONDS = 1.0
 
 
@@ -97,7 +99,7 @@ class Keeper:
     def open(self) -> None:
         """Make everything and say so. Raises what the parts raise; the caller then removes it."""
         request = self._request
-        if request.backend == "runc":
+        if request.backend in _MAKE_CGROUPS:
             self._inner = cgroups.inner_path(cgroups.name_of(request.root, request.sandbox_id), request.cgroup)
         self._cgroups = _make_cgroups(request)
         # Joined once, here: whatever is forked for the sandbox is born in them. A move per command would make all sandboxes
@@ -123,8 +125,8 @@ class Keeper:
 
     @property
     def _all_cgroups(self) -> tuple[str, ...]:
-        """Its cgroups, and those that runc makes; the inner ones first."""
-        if self._request.backend != "runc":
+        """Its cgroups, and those that another program makes; the inner ones first."""
+        if self._request.backend not in _MAKE_CGROUPS:
             return self._cgroups
         return tuple(dict.fromkeys((*cgroups.every(self._inner), *self._cgroups)))
 
@@ -287,6 +289,8 @@ def _machine(request: wire.BoxRequest, directories: tuple[str, ...], inner: str,
             return BubblewrapMachine(request, directories)
         case "runc":
             return RuncMachine(request, directories, inner, drain)
+        case "podman":
+            return PodmanMachine(request, directories, inner)
         case "process":
             return ProcessMachine(request, directories)
 

@@ -130,4 +130,5 @@ class Layers:
 def copy(source: Path, target: Path) -> None:
     """Copy the directories "upper" and "usr" of a layer with owners, times, attributes and the marks of removed files."""
     for name in ("upper", "usr"):
+        (target / name).mkdir(mode=0o755, exist_ok=True)
         machine.run(("cp", "-a", "--reflink=auto", f"{source / name}/.", f"{target / name}/"), seconds=machine.COPY_SECONDS)

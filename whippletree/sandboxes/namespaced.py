@@ -72,6 +72,15 @@ class NamespacedMachine:
         finally:
             kernel.setns(self._own, kernel.CLONE_NEWPID)
 
+    def listen(self) -> list[int]:
+        """As root: bring `lo` up inside, and listen there for the request's ports."""
+        kernel.setns(self._pidfd, kernel.CLONE_NEWNET)
+        try:
+            kernel.raise_loopback()
+            return machine.listeners(self._request.ports)
+        finally:
+            kernel.setns(self._own, kernel.CLONE_NEWNET)
+
     def enter(self) -> None:
         """Join every other namespace at once; where `separate`, the next fork is inside. The init's input stays the keeper's
         alone."""

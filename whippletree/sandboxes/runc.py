@@ -13,33 +13,27 @@ import contextlib
 import os
 import shlex
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from whippletree.sandboxes import cgroups, checkpoint, hostroot, kernel, machine, oci
+from whippletree.sandboxes import cgroups, checkpoint, kernel, machine, oci
 from whippletree.sandboxes.drain import Drain
-from whippletree.sandboxes.layers import INIT, Layers
-from whippletree.sandboxes.namespaced import NamespacedMachine
+from whippletree.sandboxes.layered import WAIT, LayeredMachine
+from whippletree.sandboxes.layers import INIT
 from whippletree.sandboxes.wire import BoxRequest, Frozen, receive_some
 
-_WAIT = "while read -r line; do :; done"
 _SECONDS = 30.0
 _OUTPUT = 9  # a descriptor that criu gets
 _MOVED = f'[ "$2" != {_OUTPUT} ] || {{ exec 8<&{_OUTPUT}; set -- "$1" 8; }}'  # runc's own, should it have that number
 _MOUNTS, _KERNEL = Path("/proc/self/mounts"), Path("/run/criu.kdat")
 
 
-class RuncMachine(NamespacedMachine):
+class RuncMachine(LayeredMachine):
     """One sandbox of runc, seen from its keeper."""
 
     def __init__(self, request: BoxRequest, directories: tuple[str, ...], cgroup: str, drain: Drain) -> None:
-        super().__init__(request, directories)
-        self.cgroup = cgroup  # where runc puts the init first, in every hierarchy
-        self.folder = Path(request.root) / request.sandbox_id
-        self.layers = Layers(request, self.folder)
-        self.disks: tuple[str, ...] = ("/",)
+        super().__init__(request, directories, cgroup)
         self._drain = drain
         self._settings = self.folder / "criu.conf"
         self._network = -1
@@ -47,19 +41,14 @@ class RuncMachine(NamespacedMachine):
     def boot(self) -> list[int]:
         """Make network, files and bundle, and have runc start the init."""
         listeners = self._make_network()
-        kernel.unshare(kernel.CLONE_NEWNS)
-        kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_SLAVE, "")
-        snapshot = Path(self._request.restored) if self._request.restored else None
-        self.layers.make(self.owner, snapshot)
+        self.make_layers()
+        snapshot = self.snapshot_of
         self._write_bundle()
         if snapshot is not None and (snapshot / checkpoint.PROCESSES).exists():
             self._restore(snapshot)
         else:
             self.start("run")
         return listeners
-
-    def adopt(self) -> None:
-        """The layer was made so."""
 
     def _restore(self, snapshot: Path) -> None:
         into = self._drain.open()
@@ -171,34 +160,23 @@ class RuncMachine(NamespacedMachine):
             "tcp-close\nfile-locks\nghost-limit 64M\nnetwork-lock skip\nmanage-cgroups=ignore\n", encoding="ascii"
         )
         made = oci.bundle(
-            argv=(INIT, "-c", _WAIT),
+            argv=(INIT, "-c", WAIT),
             user=oci.User(uid=self.owner[0], gid=self.owner[1]),
             root=str(self.layers.rootfs),
             network=f"/proc/{os.getpid()}/fd/{self._network}",
             cgroup=self.cgroup,
-            bindings=self._bindings(),
+            bindings=self.bindings(),
             memory_mb=request.memory_mb,
             processes=request.processes,
             criu_settings=str(self._settings),
         )
         (self.folder / "config.json").write_bytes(msgspec.json.encode(made))
 
-    def _bindings(self) -> Iterator[tuple[str, str, bool]]:
-        if not self._request.rootfs:
-            yield str(self.layers.usr), "/usr", True
-            for path in hostroot.directories():
-                yield path, path, False
-        for host, inside in self._request.read_only:
-            if not os.path.exists(host):  # noqa: PTH110
-                raise machine.BootError(f"read_only: {host} does not exist")
-            yield host, inside, False
-
     def stop(self) -> None:
         """Kill all inside, then take the mounts away."""
         try:
             super().stop()
         finally:
-            self.layers.unmount()
             if self._network >= 0:
                 os.close(self._network)
                 self._network = -1

@@ -36,7 +36,7 @@ class BoxRequest(Wire):
     Example: BoxRequest(backend="bubblewrap", sandbox_id="s0-1", root="/tmp/whippletree-0", workdir="/app", bwrap="bwrap")
     """
 
-    backend: Literal["bubblewrap", "process", "runc"]
+    backend: Literal["bubblewrap", "podman", "process", "runc"]
     sandbox_id: str
     root: str
     workdir: str
@@ -44,6 +44,8 @@ class BoxRequest(Wire):
     bwrap: str = ""
     runc: str = ""
     criu: str = ""
+    podman: str = ""
+    start_seconds: float = 20.0
     rootfs: str = ""
     restored: str = ""
     owner: int = 0
