@@ -19,7 +19,12 @@ from whippletree.protocols import Snapshot
 from whippletree.sandboxes.keeper import Kept
 
 SUPPORT = sandboxes.probe(config_of("runc", Path(tempfile.gettempdir()) / f"whippletree-{os.geteuid()}"))
-KINDS = ["process", *([] if SUPPORT.bubblewrap else ["bubblewrap"]), *([] if SUPPORT.runc else ["runc"])]
+KINDS = [
+    "process",
+    *([] if SUPPORT.bubblewrap else ["bubblewrap"]),
+    *([] if SUPPORT.runc else ["runc"]),
+    *([] if SUPPORT.podman else ["podman"]),
+]
 needs_runc = pytest.mark.skipif(bool(SUPPORT.runc), reason=f"runc does not work here: {SUPPORT.runc}")
 needs_criu = pytest.mark.skipif(
     bool(SUPPORT.checkpoint), reason=f"no checkpoints here (WHIPPLETREE_CRIU names a criu): {SUPPORT.checkpoint}"
@@ -129,9 +134,9 @@ async def test_files_come_back_with_owners_modes_and_links(
     assert left_behind(sandbox_root) == NOTHING
 
 
-@needs_runc
-async def test_what_was_removed_from_usr_stays_removed(make: Make, again: Restore, tmp_path: Path) -> None:
-    box = await make("runc")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in ("runc", "podman")])
+async def test_what_was_removed_from_usr_stays_removed(kind: str, make: Make, again: Restore, tmp_path: Path) -> None:
+    box = await make(kind)
     await sh(box, "rm /usr/bin/env; rm -rf /usr/share/doc; mkdir /usr/share/doc; echo x > /usr/share/doc/own", user="root")
     other = await again(await box.snapshot(tmp_path / "s"))
     assert "No such file" in (await sh(other, "ls /usr/bin/env")).output

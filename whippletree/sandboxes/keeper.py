@@ -222,6 +222,15 @@ class Keeper:
         connection, _ = self._door.accept()
         box = self._box
         assert box is not None
+        with connection:
+            channel = wire.Channel(connection)
+            try:
+                self._help(box, lambda: runner.serve(channel, box, self._helpers, self._drain))
+            except OSError as error:
+                self._turn_away(box, channel, error)
+
+    def _help(self, box: machine.Machine, work: Callable[[], int]) -> None:
+        """Do a client's work in a child. Raises OSError where none can be made."""
 
         def body() -> int:
             signal.set_wakeup_fd(-1)
@@ -230,15 +239,32 @@ class Keeper:
             self._drain.leave()
             os.close(self._lock)
             try:
-                return runner.serve(wire.Channel(connection), box, self._helpers, self._drain)
+                return work()
             except OSError:
                 return 1  # the client went before its answer
 
-        with connection:
+        try:
+            self._helpers.add(box.fork(body))
+        except OSError as error:
+            if error.errno not in (errno.ESRCH, errno.ENOMEM):  # of a PID namespace that has ended
+                raise
+            self._helpers.add(machine.fork(body))  # it finds that out, and tells its client
+
+    def _turn_away(self, box: machine.Machine, channel: wire.Channel, error: OSError) -> None:
+        """Answer a client for whom no child can be made, because the sandbox has as many processes as it may: only to end them
+        there is one more, outside of that limit."""
+        channel.socket.settimeout(_REQUEST_SECONDS)
+        with contextlib.suppress(OSError):
+            received = channel.receive()  # with bytes unread, the end of the connection would overtake the answer
+            wire.close(received[1] if received else [])
+            if received is None or not isinstance(received[0], wire.KillAll):
+                channel.send(runner.refusal(error))
+                return
+            cgroups.leave(self._cgroups)
             try:
-                self._helpers.add(_fork(box, body))
-            except OSError as error:
-                _turn_away(connection, runner.refusal(error))
+                self._help(box, lambda: runner.kill_all(channel, box))
+            finally:
+                cgroups.join(self._cgroups)
 
     def remove(self) -> None:
         """End every process, then remove cgroups and folder."""
@@ -251,26 +277,6 @@ class Keeper:
         remove_folder(self._folder)
         if self._image >= 0:
             os.close(self._image)
-
-
-def _fork(box: machine.Machine, body: Callable[[], int]) -> int:
-    """A child in the sandbox; where that has ended, one outside, which tells its client so."""
-    try:
-        return box.fork(body)
-    except OSError as error:
-        if error.errno not in (errno.ESRCH, errno.ENOMEM):  # of a PID namespace that ends
-            raise
-        return machine.fork(body)
-
-
-def _turn_away(connection: socket.socket, why: wire.Failed) -> None:
-    """Answer a client for whom no child could be made."""
-    connection.settimeout(_REQUEST_SECONDS)
-    channel = wire.Channel(connection)
-    with contextlib.suppress(OSError):
-        received = channel.receive()  # with bytes unread, the end of the connection would overtake the answer
-        wire.close(received[1] if received else [])
-        channel.send(why)
 
 
 def _hold_image(rootfs: str) -> int:

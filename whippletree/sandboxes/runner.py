@@ -49,7 +49,7 @@ def serve(channel: wire.Channel, box: machine.Machine, helpers: Collection[int],
                 box.enter()
                 _inside(box, lambda: _reply(channel, lambda: _measure(box, helpers, *counted)), wait=True)
             case wire.KillAll():
-                _reply(channel, lambda: _kill_all(box))
+                kill_all(channel, box)
             case _:
                 channel.send(wire.Failed(message=f"a keeper does not do {type(message).__name__}"))
     except OSError as error:
@@ -119,9 +119,14 @@ def _measure(box: machine.Machine, helpers: Collection[int], cpu_seconds: float,
     )
 
 
-def _kill_all(box: machine.Machine) -> wire.Message:
-    box.kill_all()
-    return wire.Done()
+def kill_all(channel: wire.Channel, box: machine.Machine) -> int:
+    """In a child of the keeper: end every process inside, and say so."""
+
+    def body() -> wire.Message:
+        box.kill_all()
+        return wire.Done()
+
+    return _reply(channel, body)
 
 
 def _supervise(channel: wire.Channel, message: wire.Exec, output: int, box: machine.Machine, drain: Drain) -> int:
