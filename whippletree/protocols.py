@@ -512,7 +512,8 @@ class SandboxHandle(Struct):
 
 
 class ExecResult(Struct):
-    """A command's end. `output` is stdout and stderr together; `timed_out` means that it was killed at its limit.
+    """A command's end. `output` is stdout and stderr together; `timed_out`: it was killed at its limit; `left_running`: a
+    process that it left in the background still held its output; it lives on, and what it writes now is dropped.
 
     Example: ExecResult(exit_code=0, output="ok\\n", seconds=0.01)
     """
@@ -522,6 +523,7 @@ class ExecResult(Struct):
     seconds: float
     timed_out: bool = False
     truncated: bool = False
+    left_running: bool = False
 
 
 class Fetched(Struct):

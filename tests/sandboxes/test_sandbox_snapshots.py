@@ -19,7 +19,12 @@ from whippletree.protocols import Snapshot
 from whippletree.sandboxes.keeper import Kept
 
 SUPPORT = sandboxes.probe(config_of("runc", Path(tempfile.gettempdir()) / f"whippletree-{os.geteuid()}"))
-KINDS = ["process", *([] if SUPPORT.bubblewrap else ["bubblewrap"]), *([] if SUPPORT.runc else ["runc"])]
+KINDS = [
+    "process",
+    *([] if SUPPORT.bubblewrap else ["bubblewrap"]),
+    *([] if SUPPORT.runc else ["runc"]),
+    *([] if SUPPORT.podman else ["podman"]),
+]
 needs_runc = pytest.mark.skipif(bool(SUPPORT.runc), reason=f"runc does not work here: {SUPPORT.runc}")
 needs_criu = pytest.mark.skipif(
     bool(SUPPORT.checkpoint), reason=f"no checkpoints here (WHIPPLETREE_CRIU names a criu): {SUPPORT.checkpoint}"
@@ -63,6 +68,38 @@ async def count(box: sandboxes.Box) -> None:
     pytest.fail("the counter does not count")
 
 
+WRITER = """
+import time
+for number in range(10**9):
+    print(number, flush=True)
+    with open("log", "a") as log:
+        log.write(f"{number}\\n")
+    time.sleep(0.01)
+"""
+
+
+@needs_criu
+async def test_output_that_nobody_waits_for_is_dropped_in_what_is_restored_too(
+    make: Make, again: Restore, tmp_path: Path
+) -> None:
+    box = await make("runc")
+    left = await box.exec(("sh", "-c", 'python3 -c "$1" & true', "sh", WRITER), timeout=300)
+    assert left.left_running
+    first = await again(await box.snapshot(tmp_path / "first"))
+    snapshot = await first.snapshot(tmp_path / "second")
+    assert (snapshot.holds, snapshot.reason) == ("processes+files", "")
+    for restored in (first, await again(snapshot)):
+        seen = await numbers(restored)
+        for _ in range(500):
+            if len(await numbers(restored)) > len(seen) + 5:
+                break
+            await asyncio.sleep(0.02)
+        else:
+            pytest.fail("it does not write on")
+        found = await numbers(restored)
+        assert found == list(range(len(found)))
+
+
 async def numbers(box: sandboxes.Box) -> list[int]:
     return [int(word) for word in (await sh(box, "cat log")).output.split()]
 
@@ -98,9 +135,9 @@ async def test_files_come_back_with_owners_modes_and_links(
     assert left_behind(sandbox_root) == NOTHING
 
 
-@needs_runc
-async def test_what_was_removed_from_usr_stays_removed(make: Make, again: Restore, tmp_path: Path) -> None:
-    box = await make("runc")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in ("runc", "podman")])
+async def test_what_was_removed_from_usr_stays_removed(kind: str, make: Make, again: Restore, tmp_path: Path) -> None:
+    box = await make(kind)
     await sh(box, "rm /usr/bin/env; rm -rf /usr/share/doc; mkdir /usr/share/doc; echo x > /usr/share/doc/own", user="root")
     other = await again(await box.snapshot(tmp_path / "s"))
     assert "No such file" in (await sh(other, "ls /usr/bin/env")).output

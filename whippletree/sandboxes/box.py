@@ -38,6 +38,7 @@ from whippletree.types import Usage
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RECORD = "snapshot.json"
+_ON_IMAGES = ("runc", "podman")
 _ANSWER_SECONDS = 60.0
 _SNAPSHOT_SECONDS = 600.0
 _TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "run", "var", "tmp", "logs")
@@ -48,11 +49,12 @@ _KERNELS = ("proc", "dev", "sys")  # an image may have its work directory below 
 class Backend:
     """A chosen backend. `sentence` tells people what it isolates, and why it was chosen."""
 
-    kind: Literal["bubblewrap", "process", "runc"]
+    kind: Literal["bubblewrap", "podman", "process", "runc"]
     sentence: str
     bwrap: str = ""
     runc: str = ""
     criu: str = ""
+    podman: str = ""
 
 
 def _checked(spec: SandboxSpec, backend: Backend) -> None:
@@ -66,7 +68,7 @@ def _checked(spec: SandboxSpec, backend: Backend) -> None:
     top = spec.workdir.strip("/").split("/")
     if top[0] in ("", *(_KERNELS if spec.rootfs and len(top) > 1 else _TAKEN)):
         raise SandboxError(f"{spec.workdir!r} cannot be the work directory", "use a directory of its own, such as /app")
-    if spec.rootfs and backend.kind != "runc":
+    if spec.rootfs and backend.kind not in _ON_IMAGES:
         raise SandboxError(f"a {backend.kind} sandbox has the host's programs, not a root file system", 'set kind = "runc"')
     check_network(spec)
 
@@ -111,11 +113,12 @@ class Box:
         self._lifeline = launcher().launch(self._request)
         self._lifeline.setblocking(False)
         try:
-            received = await client.receive(self._lifeline, wire.Assembler(), self._config.start_seconds)
+            received = await client.receive(self._lifeline, wire.Assembler(), self._request.start_seconds)
         except (OSError, TimeoutError) as error:
             await self.stop()
             cause = f"sandbox {self._spec.sandbox_id} did not start: {error or 'time is up'}"
-            raise SandboxError(cause, "raise sandbox.start_seconds if the machine is loaded") from error
+            setting = "podman_start_seconds" if self._request.backend == "podman" else "start_seconds"
+            raise SandboxError(cause, f"raise sandbox.{setting} if the machine is loaded") from error
         ready = received[0] if received is not None else None
         if received is None or not isinstance(ready, wire.Ready):
             failed = ready if isinstance(ready, wire.Failed) else None
@@ -155,7 +158,8 @@ class Box:
         user: str = "",
         on_output: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
-        """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed.
+        """Run a command to its end and read its output; at `timeout` seconds it and its children are killed. What it left in
+        the background lives on, and `left_running` says so where that still holds the output.
 
         `user` is a name of the sandbox's /etc/passwd or a number. `on_output` is called on the event loop with each piece of
         output as it comes; what it raises ends the command. Raises SandboxError where the sandbox has no such user, or can be
@@ -362,6 +366,8 @@ def build(
         bwrap=backend.bwrap,
         runc=backend.runc,
         criu=backend.criu,
+        podman=backend.podman,
+        start_seconds=config.podman_start_seconds if backend.kind == "podman" else config.start_seconds,
         rootfs=spec.rootfs,
         restored=snapshot.directory if snapshot else "",
         processes_too=processes,

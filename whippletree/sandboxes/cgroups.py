@@ -7,11 +7,12 @@ removed sandbox's cgroups are gone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -33,8 +34,10 @@ def name_of(root: str, sandbox_id: str) -> str:
     return f"{PREFIX}{zlib.crc32(root.encode()):08x}-{sandbox_id}"
 
 
-def hierarchies() -> dict[str, Path]:
-    """Mount point of the hierarchy that has each controller: {"memory": ..., "cpu": ...}; version 2 under all names."""
+@functools.cache
+def hierarchies() -> Mapping[str, Path]:
+    """Mount point of the hierarchy that has each controller: {"memory": ..., "cpu": ...}; version 2 under all names. It is
+    looked up once."""
     found: dict[str, Path] = {}
     for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
@@ -127,7 +130,7 @@ def take_over(path: str, directories: tuple[str, ...]) -> None:
         for pid in fresh:
             for directory in directories:
                 with contextlib.suppress(ProcessLookupError):
-                    (Path(directory) / "cgroup.procs").write_text(pid, encoding="ascii")
+                    move(int(pid), (directory,))
         moved |= fresh
 
 
@@ -166,10 +169,21 @@ def _limit(directory: Path, controller: str, limit: int, version2: bool) -> None
 
 
 def join(directories: tuple[str, ...]) -> None:
-    """Move the calling process into these cgroups. Raises OSError."""
+    """Move the calling process, which has one thread, into these cgroups. Raises OSError.
+
+    In version 1 the thread is moved, not the process: that takes no lock that all forks of the machine must first let go.
+    """
     for directory in directories:
-        with open(os.path.join(directory, "cgroup.procs"), "w", encoding="ascii") as file:  # noqa: PTH123, PTH118
+        thread = os.path.join(directory, "tasks")  # noqa: PTH118
+        path = thread if os.path.exists(thread) else os.path.join(directory, "cgroup.procs")  # noqa: PTH110, PTH118
+        with open(path, "w", encoding="ascii") as file:  # noqa: PTH123
             file.write("0")
+
+
+def move(pid: int, directories: tuple[str, ...]) -> None:
+    """Move a process into these cgroups. Raises OSError."""
+    for directory in directories:
+        (Path(directory) / "cgroup.procs").write_text(str(pid), encoding="ascii")
 
 
 def leave(directories: tuple[str, ...]) -> None:
@@ -194,7 +208,7 @@ def _any_has(directories: tuple[str, ...], names: tuple[str, ...]) -> bool:
 
 
 def remove(directories: tuple[str, ...], *, seconds: float) -> bool:
-    """Kill what is still in these cgroups and remove them; False if one is still there after `seconds`."""
+    """Kill what is in these cgroups and in those below them, and remove them; False if one is still there after `seconds`."""
     deadline = time.monotonic() + seconds
     left = list(directories)
     while left:
@@ -204,9 +218,7 @@ def remove(directories: tuple[str, ...], *, seconds: float) -> bool:
             except FileNotFoundError:
                 pass
             except OSError:
-                for pid in _read(Path(directory) / "cgroup.procs").split():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
+                _empty(directory)
                 continue
             left.remove(directory)
         if left and time.monotonic() > deadline:
@@ -214,3 +226,14 @@ def remove(directories: tuple[str, ...], *, seconds: float) -> bool:
         if left:
             time.sleep(0.002)
     return True
+
+
+def _empty(directory: str) -> None:
+    """Kill what is in a cgroup, and remove those below it, as far as that goes now."""
+    for path, _, _ in os.walk(directory, topdown=False):
+        for pid in _read(Path(path) / "cgroup.procs").split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        if path != directory:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)  # noqa: PTH106

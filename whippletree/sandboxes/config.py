@@ -17,9 +17,10 @@ class SandboxConfig(Config):
     Example: SandboxConfig(kind="bubblewrap", memory_mb=1024)
     """
 
-    kind: Literal["auto", "bubblewrap", "process", "runc"] = "auto"
-    """Backend: bubblewrap (isolated), runc (isolated, on images, with snapshots of processes; as root), process (a private
-    folder and nothing more), or auto: bubblewrap where it works."""
+    kind: Literal["auto", "bubblewrap", "podman", "process", "runc"] = "auto"
+    """Backend: bubblewrap (isolated), runc (isolated, on images, with snapshots of processes; as root), podman (as runc, in a
+    container of podman, without those snapshots; as root), process (a private folder and nothing more), or auto: bubblewrap
+    where it works."""
 
     root: str = ""
     """Directory that holds one private folder per live sandbox; empty: whippletree-<uid> in the temporary directory."""
@@ -35,7 +36,7 @@ class SandboxConfig(Config):
 
     space_mb: int = 256
     """Size of each writable file system, in MiB of memory: four of a bubblewrap sandbox (work, /tmp, /logs, home), one
-    of a runc sandbox. 0: no limit in bubblewrap, and on disk in runc. A task's own size comes first."""
+    of a runc or podman sandbox. 0: no limit in bubblewrap, and on disk in runc and podman. A task's own size comes first."""
 
     images: str = ""
     """Directory of root file systems that were made of images; empty: whippletree-images-<uid> in the temporary directory."""
@@ -47,7 +48,7 @@ class SandboxConfig(Config):
     """Time in which an image must have been built or imported."""
 
     podman: str = ""
-    """Path of the podman program, which builds and imports images; empty: the one on PATH."""
+    """Path of the podman program, which builds and imports images and starts podman sandboxes; empty: the one on PATH."""
 
     cgroup: str = ""
     """Cgroup under which sandboxes get their own, as a path in each hierarchy; empty: the controller's own cgroup."""
@@ -56,7 +57,10 @@ class SandboxConfig(Config):
     """How many sandboxes one process starts at the same time; others wait for their turn, which does not count as starting."""
 
     start_seconds: float = 20.0
-    """Time in which a sandbox must have started, from its turn on."""
+    """Time in which a sandbox must have started, from its turn on; podman sandboxes have `podman_start_seconds`."""
+
+    podman_start_seconds: float = 120.0
+    """Time in which a podman sandbox must have started, from its turn on: podman starts slowly."""
 
     snapshot_seconds: float = 30.0
     """Time that a snapshot of processes waits for running commands to end; then it is refused."""

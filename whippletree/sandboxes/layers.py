@@ -21,7 +21,7 @@ from whippletree.sandboxes import hostroot, kernel, machine
 from whippletree.sandboxes.wire import BoxRequest
 
 INIT = "/.init/sh"  # named so for shells that are many programs in one
-_WRITABLE = (("tmp", 0o1777), ("var", 0o755), ("var/tmp", 0o1777), ("run", 0o755), ("logs", 0o777), ("etc", 0o755))
+_WRITABLE = (("tmp", 0o1777), ("var", 0o755), ("var/tmp", 0o1777), ("run", 0o755), ("etc", 0o755))
 
 
 class Layers:
@@ -87,15 +87,17 @@ class Layers:
             texts |= hostroot.lookups()
             for path, target in hostroot.links():
                 (upper / path[1:]).symlink_to(target)
-            for name in hostroot.ETC:
-                if (source := Path("/etc") / name).is_file():
-                    self._directory((upper / "etc" / name).parent, 0o755)
-                    shutil.copyfile(source, upper / "etc" / name)
+            for path, content in hostroot.etc_files().items():
+                self._directory((upper / path[1:]).parent, 0o755)
+                (upper / path[1:]).write_bytes(content)
         for path, text in texts.items():
             (upper / path[1:]).write_text(text, encoding="utf-8")
-        for path in (hostroot.HOME, self._request.workdir):
-            if not self._in_image(path):
-                self._directory(upper / path[1:], 0o755)
+        for path in (hostroot.HOME, self._request.workdir, "/logs"):
+            if self._request.user and self._in_image(path):
+                continue
+            self._directory(upper / path[1:], 0o755)
+            os.chown(upper / path[1:], *owner)
+            (upper / path[1:]).chmod(0o755)
 
     def _accounts(self, owner: tuple[int, int]) -> dict[str, str]:
         """The image's accounts and the sandbox's own user."""
@@ -142,4 +144,5 @@ class Layers:
 def copy(source: Path, target: Path) -> None:
     """Copy the directories "upper" and "usr" of a layer with owners, times, attributes and the marks of removed files."""
     for name in ("upper", "usr"):
+        (target / name).mkdir(mode=0o755, exist_ok=True)
         machine.run(("cp", "-a", "--reflink=auto", f"{source / name}/.", f"{target / name}/"), seconds=machine.COPY_SECONDS)

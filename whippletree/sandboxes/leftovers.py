@@ -21,6 +21,7 @@ from whippletree.sandboxes.process import MARK
 from whippletree.types import Struct
 
 _LOCK_SECONDS = 10.0
+_WATCHERS = (b"conmon", b"podman", b"runc")
 
 
 class Cleaned(Struct):
@@ -95,7 +96,8 @@ def _locked(lock: int, seconds: float) -> bool:
 
 
 def _kill_marked(folder: Path) -> None:
-    """Kill processes of a process sandbox whose keeper was killed: they carry its name in their environment."""
+    """Kill processes of a sandbox whose keeper was killed: those of a process sandbox carry its name in their environment, and
+    those that watch over a container have its folder in their arguments."""
     mark = f"{MARK}={folder}".encode()
     for _ in range(100):
         found = False
@@ -103,7 +105,7 @@ def _kill_marked(folder: Path) -> None:
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             try:
-                marked = mark in (entry / "environ").read_bytes().split(b"\0")
+                marked = mark in (entry / "environ").read_bytes().split(b"\0") or _watches(entry, folder)
             except OSError:
                 continue  # it has ended, or belongs to another user
             if marked:
@@ -113,3 +115,9 @@ def _kill_marked(folder: Path) -> None:
         if not found:
             return
         time.sleep(0.01)
+
+
+def _watches(entry: Path, folder: Path) -> bool:
+    program, *arguments = (entry / "cmdline").read_bytes().split(b"\0")
+    inside = f"{folder}/".encode()
+    return os.path.basename(program) in _WATCHERS and any(argument.startswith(inside) for argument in arguments)  # noqa: PTH119

@@ -29,6 +29,10 @@ _ISOLATION = {
         "runc: own root, processes, users and network, with the gateway as the only way out; the kernel is shared with the"
         " host."
     ),
+    "podman": (
+        "podman: own root, processes, users and network, with the gateway as the only way out; the kernel is shared with the"
+        " host."
+    ),
     "process": (
         "process: NO isolation; commands run as this user on this machine, see its files and its network, and are held"
         " only by limits and clean-up."
@@ -41,7 +45,7 @@ class SandboxSupport(Struct):
     """What was found by trying. A reason is "" where the thing works.
 
     Example: SandboxSupport(bwrap="/usr/bin/bwrap", version="bubblewrap 0.11.0", bubblewrap="", cgroups="no pids controller",
-                            as_root=True, runc="no runc program", checkpoint="no runc program")
+                            as_root=True, runc="no runc program", checkpoint="no runc program", podman="")
     """
 
     bwrap: str
@@ -51,6 +55,7 @@ class SandboxSupport(Struct):
     as_root: bool
     runc: str
     checkpoint: str
+    podman: str
 
     @property
     def works(self) -> bool:
@@ -86,6 +91,7 @@ def probe(config: SandboxConfig | None = None) -> SandboxSupport:
         as_root=os.geteuid() == 0,
         runc=runc,
         checkpoint=runc or _aside(_try_checkpoint(config)),
+        podman=_try_podman(config),
     )
 
 
@@ -99,6 +105,13 @@ def _bubblewrap(config: SandboxConfig) -> tuple[str, str]:
 def _try_runc(config: SandboxConfig) -> str:
     try:
         return _aside(_try(config, _runc(config)))
+    except ConfigurationError as error:
+        return error.cause
+
+
+def _try_podman(config: SandboxConfig) -> str:
+    try:
+        return _aside(_try(config, _podman(config)))
     except ConfigurationError as error:
         return error.cause
 
@@ -177,6 +190,8 @@ def choose(config: SandboxConfig) -> Backend:
         return Backend("process", _ISOLATION["process"])
     if config.kind == "runc":
         return _runc(config)
+    if config.kind == "podman":
+        return _podman(config)
     if config.kind == "bubblewrap":
         if not bwrap:
             raise ConfigurationError("sandbox.kind: there is no bwrap program here", _INSTALL)
@@ -196,6 +211,19 @@ def _runc(config: SandboxConfig) -> Backend:
             "sandbox.kind: runc sandboxes take root", 'run the controller as root, or set kind = "bubblewrap"'
         )
     return Backend("runc", _ISOLATION["runc"], runc=runc, criu=config.criu or shutil.which("criu") or "")
+
+
+def _podman(config: SandboxConfig) -> Backend:
+    podman = config.podman or shutil.which("podman") or ""
+    runc = config.runc or shutil.which("runc") or ""
+    if not podman or not runc:
+        missing = "runc" if podman else "podman"
+        raise ConfigurationError(f"sandbox.kind: there is no {missing} program here", f"install the package {missing}")
+    if os.geteuid() != 0:
+        raise ConfigurationError(
+            "sandbox.kind: podman sandboxes take root", 'run the controller as root, or set kind = "bubblewrap"'
+        )
+    return Backend("podman", _ISOLATION["podman"], runc=runc, podman=podman)
 
 
 def create(config: SandboxConfig, spec: SandboxSpec, *, gateway: tuple[str, int]) -> Box:

@@ -37,7 +37,7 @@ class BoxRequest(Wire):
     Example: BoxRequest(backend="bubblewrap", sandbox_id="s0-1", root="/tmp/whippletree-0", workdir="/app", bwrap="bwrap")
     """
 
-    backend: Literal["bubblewrap", "process", "runc"]
+    backend: Literal["bubblewrap", "podman", "process", "runc"]
     sandbox_id: str
     root: str
     workdir: str
@@ -45,6 +45,8 @@ class BoxRequest(Wire):
     bwrap: str = ""
     runc: str = ""
     criu: str = ""
+    podman: str = ""
+    start_seconds: float = 20.0
     rootfs: str = ""
     restored: str = ""
     processes_too: bool = True
@@ -119,7 +121,8 @@ class Exited(Wire):
 
 
 class Finish(Wire):
-    """Client → keeper: end of the exchange; `kill`: everything that the command started. Example: Finish(kill=True)"""
+    """Client → keeper: end of the exchange; `kill`: everything that the command started. Without, it may carry the read end of
+    an output that something still holds. Example: Finish(kill=True)"""
 
     kill: bool = False
 
