@@ -41,7 +41,7 @@ from whippletree.control.policy import AgentEnd, Row, SealReport, blame, cut_sho
 from whippletree.errors import ConfigurationError, SandboxError, WhippletreeError
 from whippletree.gateway.keys import mint
 from whippletree.gateway.ownership import owner
-from whippletree.protocols import AttemptSpec, SandboxHandle, SandboxSpec, Store
+from whippletree.protocols import AttemptSpec, Sandbox, SandboxHandle, SandboxSpec, Store
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.tasks import Step, Task, load_task
 from whippletree.tasks.artifacts import Manifest, collect
@@ -104,7 +104,7 @@ class AttemptRun:
         self._name = f"{parts.prefix}{slug(spec.rollout_id)}-{attempt.attempt}"
         self._directory = parts.directory / "attempts" / slug(spec.rollout_id) / str(attempt.attempt)
         self._defence = Defence(parts.config.defence, parts.store, attempt, parts.directory / "hidden")
-        self._sandbox: sandboxes.Box | None = None
+        self._sandbox: Sandbox | None = None
         self._benches: list[Bench] = []
         self._steps: list[StepResult] = []
         self._exit_status = ""
@@ -195,7 +195,7 @@ class AttemptRun:
         self._sandbox = self._make(await asyncio.to_thread(self._defence.conceal, spec))
         return await self._sandbox.start()
 
-    def _make(self, spec: SandboxSpec) -> sandboxes.Box:
+    def _make(self, spec: SandboxSpec) -> Sandbox:
         return sandboxes.create(self.parts.sandbox, spec, gateway=self._gateway)
 
     @property
@@ -206,7 +206,7 @@ class AttemptRun:
         return host, ports[owner(self.spec.rollout_id, len(ports))] if ports else port
 
     @property
-    def _box(self) -> sandboxes.Box:
+    def _box(self) -> Sandbox:
         if self._sandbox is None:
             raise SandboxError("the attempt has no sandbox yet")
         return self._sandbox

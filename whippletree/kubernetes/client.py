@@ -87,7 +87,7 @@ class Cluster:
 
     def __init__(self, access: Access, config: ClusterSettings) -> None:
         self.config = config
-        self._access = access
+        self.access = access
         self._slots = asyncio.Semaphore(config.requests_at_once)
         self._draw = random.Random()
         connector = aiohttp.TCPConnector(ssl=access.tls or False, limit=config.requests_at_once + 4)
@@ -99,6 +99,10 @@ class Cluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._session.close()
+
+    async def close(self) -> None:
+        """Cut every connection."""
         await self._session.close()
 
     # --- single objects ------------------------------------------------------------------------------------------------
@@ -242,7 +246,7 @@ class Cluster:
             async with self._open(method, path, params=params, body=body, content=content, limits=limits) as reply:
                 data = await (_tail(reply.content, keep) if keep else reply.read())
                 if reply.status == 401:
-                    await self._access.token(fresh=True)
+                    await self.access.token(fresh=True)
                 if reply.status >= 300:
                     raise _refusal(reply, data, what)
                 return data
@@ -264,17 +268,17 @@ class Cluster:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = content
-        if token := await self._access.token():
+        if token := await self.access.token():
             headers["Authorization"] = f"Bearer {token}"
         async with self._session.request(
             method,
-            self._access.server + path,
+            self.access.server + path,
             params=params,
             data=None if body is None else msgspec.json.encode(body),
             headers=headers,
             timeout=limits,
             allow_redirects=False,
-            server_hostname=self._access.server_name,
+            server_hostname=self.access.server_name,
         ) as reply:
             yield reply
 

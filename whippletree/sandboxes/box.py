@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -36,6 +36,9 @@ from whippletree.sandboxes.leftovers import remove_left
 from whippletree.sandboxes.network import Network
 from whippletree.sandboxes.network import check as check_network
 
+if TYPE_CHECKING:
+    from whippletree.sandboxes.pod_exec import SyncPodExec
+
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RECORD = "snapshot.json"
 _ANSWER_SECONDS = 60.0
@@ -47,14 +50,15 @@ _TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc"
 class Backend:
     """A chosen backend. `sentence` tells people what it isolates, and why it was chosen."""
 
-    kind: Literal["bubblewrap", "process", "runc"]
+    kind: Literal["bubblewrap", "process", "runc", "kubernetes"]
     sentence: str
     bwrap: str = ""
     runc: str = ""
     criu: str = ""
 
 
-def _checked(spec: SandboxSpec, backend: Backend) -> None:
+def check_names(spec: SandboxSpec) -> None:
+    """Raises SandboxError for an id or a path that no sandbox can have."""
     if not _ID.fullmatch(spec.sandbox_id):
         raise SandboxError(
             f"{spec.sandbox_id!r} cannot name a sandbox", "use up to 64 letters, digits, dots, dashes, underscores"
@@ -65,6 +69,10 @@ def _checked(spec: SandboxSpec, backend: Backend) -> None:
     top = spec.workdir.strip("/").split("/")
     if top[0] in ("", *_TAKEN):
         raise SandboxError(f"{spec.workdir!r} cannot be the work directory", "use a directory of its own, such as /app")
+
+
+def _checked(spec: SandboxSpec, backend: Backend) -> None:
+    check_names(spec)
     if spec.rootfs and backend.kind != "runc":
         raise SandboxError(f"a {backend.kind} sandbox has the host's programs, not a root file system", 'set kind = "runc"')
     check_network(spec)
@@ -329,6 +337,7 @@ def build(
 ) -> Box:
     """A sandbox of that backend, not started yet. Raises SandboxError for a spec that cannot be."""
     _checked(spec, backend)
+    assert backend.kind != "kubernetes"
     request = wire.BoxRequest(
         backend=backend.kind,
         sandbox_id=spec.sandbox_id,
@@ -355,6 +364,11 @@ def build(
     return Box(config, request, spec, gateway, backend.sentence)
 
 
-def attach(handle: SandboxHandle) -> client.SyncExec:
-    """Blocking access to a running sandbox, from any thread of any process of this user on this machine."""
-    return client.SyncExec(handle)
+def attach(handle: SandboxHandle) -> client.SyncExec | SyncPodExec:
+    """Blocking access to a running sandbox, from any thread of any process of this user on this machine; to a pod, of any that
+    may read its kubeconfig."""
+    if handle.pod is None:
+        return client.SyncExec(handle)
+    from whippletree.sandboxes.pod_exec import SyncPodExec
+
+    return SyncPodExec(handle)
