@@ -41,15 +41,15 @@ def real_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
 
 
 @pytest.fixture
-async def site(real_api: RealApi, tmp_path: Path) -> AsyncIterator[PodSite]:
-    async with pod_site(real_api, tmp_path) as made:
+async def site(real_api: RealApi, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PodSite]:
+    async with pod_site(real_api, tmp_path_factory.mktemp("kubelet")) as made:
         yield made
 
 
 @pytest.fixture
-def sandbox_root(tmp_path: Path) -> Path:
+def sandbox_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a sandbox of this machine would be: nothing of a pod is."""
-    return tmp_path / "nothing-here"
+    return tmp_path_factory.mktemp("nothing-here")
 
 
 @pytest.fixture

@@ -166,6 +166,7 @@ class PodKubelet:
         process = await asyncio.create_subprocess_exec(
             *("bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--info-fd", str(writing)),
             *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/root"),
+            *("--tmpfs", "/usr/local/bin", "--perms", "0755", "--dir", "/etc"),
             *(word for link in ("bin", "sbin", "lib", "lib64") for word in ("--symlink", f"usr/{link}", f"/{link}")),
             *binds,
             *("--", *container["command"], *container.get("args", ())),
@@ -178,6 +179,9 @@ class PodKubelet:
         os.close(writing)
         with os.fdopen(reading) as file:
             pid = json.loads(await asyncio.to_thread(file.read))["child-pid"]
+        first = container["command"][0].encode()
+        while not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(first):  # until then its root is not in place
+            await asyncio.sleep(0.002)
         wanted = container["securityContext"]["capabilities"]["add"]
         return Running(process, pid, groups, [name.lower() for name in wanted])
 

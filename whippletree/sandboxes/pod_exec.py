@@ -17,6 +17,7 @@ Invariants (tests/sandboxes/test_sandbox_pod_exec.py, tests/cases/test_cases_pod
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import logging
 import os
@@ -337,7 +338,7 @@ class SyncPodExec:
         user: str = "",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """As PodExec.exec, blocking; `on_output` is called on this thread. It cannot be called on an event loop's thread."""
+        """As PodExec.exec, blocking. `on_output` is called on this thread, or on a helper where an event loop runs on this one."""
 
         async def run() -> ExecResult:
             async with container_of(self._address, self._access) as container:
@@ -351,4 +352,9 @@ class SyncPodExec:
                     on_output=on_output,
                 )
 
-        return asyncio.run(run())
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(run())
+        with concurrent.futures.ThreadPoolExecutor(1) as aside:
+            return aside.submit(lambda: asyncio.run(run())).result()
