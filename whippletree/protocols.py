@@ -490,11 +490,11 @@ class SandboxSpec(Struct):
 
 
 class PodAddress(Struct):
-    """Where a sandbox is that is a pod, for whoever may read the same kubeconfig; it holds no secret. `uid` and `user` are numbers
-    of the pod and of its container's user. Times are in seconds: of one request, between pings, for finding a command again whose
-    connection was lost.
+    """Where a sandbox is that is a pod, for whoever may read the same kubeconfig; it holds no secret. `user` is the number of
+    its container's user. Times are in seconds: of one request, between pings, for finding a command again whose connection was
+    lost.
 
-    Example: PodAddress(kubeconfig="/etc/kube", namespace="rollouts", pod="wt-box-s0-1b2c3d4e", uid="9f...", container="sandbox")
+    Example: PodAddress(namespace="rollouts", pod="wt-box-s0-1b2c3d4e", uid="9f...", container="sandbox", kubeconfig="/etc/k")
     """
 
     namespace: str

@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-
-for folder in ("kubernetes", "sandboxes"):
-    sys.path.insert(0, str(Path(__file__).parent.parent / folder))
-
 from blackhole import Blackhole
 from kube_real import RealApi
 from kubelet_parts import missing

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-for folder in ("kubernetes", "sandboxes"):
-    sys.path.insert(0, str(Path(__file__).parent.parent / folder))
-
 from kube_real import RealApi
 from kubelet_parts import missing
 from pod_world import PodSite, pod_site

@@ -1,7 +1,8 @@
-"""A kubelet of the tests that runs pods for real: each container is a bubblewrap root with processes of its own, in a cgroup with the
-manifest's memory limit. It serves the exec endpoint that a real API server passes websockets on to.
+"""A kubelet of the tests that runs pods for real: each container is a bubblewrap root with processes of its own, in a cgroup
+with the manifest's memory limit. It serves the exec endpoint that a real API server passes websockets on to.
 
-Images decide what becomes of a pod: "nopull" and "unscheduled" never start, "dies" ends at once; any other is this machine's /usr.
+Images decide what becomes of a pod: "nopull" and "unscheduled" never start, "dies" ends at once; any other is this machine's
+/usr.
 """
 
 from __future__ import annotations
@@ -26,7 +27,18 @@ from whippletree.sandboxes import cgroups
 
 PROTOCOL = "v4.channel.k8s.io"
 CPUACCT = Path("/sys/fs/cgroup/cpuacct")
-ETC = ("passwd", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "python3", "python3.11", "python3.12")
+ETC = (
+    "passwd",
+    "group",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "alternatives",
+    "localtime",
+    "python3",
+    "python3.11",
+    "python3.12",
+)
 
 
 def missing() -> str:
@@ -140,7 +152,9 @@ class PodKubelet:
             return
         if container["image"] == "dies":
             terminated = {"exitCode": 127, "reason": "ContainerCannotRun", "message": "exec: no such file"}
-            await self.status(name, {"phase": "Failed", "containerStatuses": [_container(container, {"terminated": terminated})]})
+            await self.status(
+                name, {"phase": "Failed", "containerStatuses": [_container(container, {"terminated": terminated})]}
+            )
             return
         self._running[pod["metadata"]["uid"]] = await self._run(name, container)
         running = _container(container, {"running": {"startedAt": stamp()}}, ready=True)
@@ -165,7 +179,8 @@ class PodKubelet:
         reading, writing = os.pipe()
         process = await asyncio.create_subprocess_exec(
             *("bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--info-fd", str(writing)),
-            *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/root"),
+            *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"),
+            *("--tmpfs", "/root"),
             *("--tmpfs", "/usr/local/bin", "--perms", "0755", "--dir", "/etc"),
             *(word for link in ("bin", "sbin", "lib", "lib64") for word in ("--symlink", f"usr/{link}", f"/{link}")),
             *binds,

@@ -55,7 +55,9 @@ class TestPod(Suite, OutSuite):
         environment = {"FROM_EXEC": "2", "BOTH": "exec", "NOT-A-NAME": "it's 'quoted'"}
         done = await box.exec(("env",), timeout=20, environment=environment)
         lines = done.output.splitlines()
-        assert {"FROM_SPEC=1", "FROM_EXEC=2", "BOTH=exec", "USER=root", "HOSTNAME=pod", "NOT-A-NAME=it's 'quoted'"} <= set(lines)
+        assert {"FROM_SPEC=1", "FROM_EXEC=2", "BOTH=exec", "USER=root", "HOSTNAME=pod", "NOT-A-NAME=it's 'quoted'"} <= set(
+            lines
+        )
         assert "SECRET_OF_THE_HOST" not in done.output
 
     async def test_the_death_of_the_keeper_ends_everything_and_clean_removes_the_rest(
@@ -155,7 +157,9 @@ async def test_a_template_decides_what_is_not_ours(make: Make, site: PodSite, tm
 
 
 async def test_the_network_policy_follows_the_phase(make: Make, site: PodSite) -> None:
-    box = await make("kubernetes", gateway=("10.1.2.3", 8100), config={"dns": ()}, network=NetworkPolicy(allow=("10.9.9.9:443",)))
+    box = await make(
+        "kubernetes", gateway=("10.1.2.3", 8100), config={"dns": ()}, network=NetworkPolicy(allow=("10.9.9.9:443",))
+    )
 
     async def egress() -> list[tuple[str, int]]:
         (policy,) = await site.policies()

@@ -1,7 +1,7 @@
 """Commands in a container: the websocket of a pod's `exec` subresource.
 
-A message is one byte that names a channel (0 input, 1 output, 2 errors, 3 the end) and bytes of it. The last message is a Status on
-channel 3. The API server passes the connection on to the kubelet of the pod's node.
+A message is one byte that names a channel (0 input, 1 output, 2 errors, 3 the end) and bytes of it. The last message is a
+Status on channel 3. The API server passes the connection on to the kubelet of the pod's node.
 
 Invariants (tests/kubernetes/test_kubernetes_channels.py):
 - a command's end is what channel 3 says, and nothing else: a connection that ends before that is an error, never an exit code;
@@ -32,8 +32,8 @@ _LAST_SECONDS = 5.0  # for what is still under way when the end is known
 
 @dataclasses.dataclass(frozen=True)
 class CommandEnd:
-    """How a command ended. `code` is None where the cluster could not run it, and says why in `message`; `errors` is what came on
-    the error channel."""
+    """How a command ended. `code` is None where the cluster could not run it, and says why in `message`; `errors` is what came
+    on the error channel."""
 
     code: int | None
     message: str = ""

@@ -1,6 +1,7 @@
 """What settings of a cluster have in common: where it is, how long it is asked, and destinations in its network.
 
-Invariants (tests/control/kubernetes/test_kubernetes_config.py): a rule without a destination and a port out of range are refused.
+Invariants (tests/control/kubernetes/test_kubernetes_config.py): a rule without a destination and a port out of range are
+refused.
 """
 
 from __future__ import annotations

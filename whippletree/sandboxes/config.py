@@ -26,9 +26,9 @@ class KubernetesSandboxConfig(Config):
     namespace: str = "default"
     """Namespace of the pods."""
     gateway_host: str = ""
-    """Host of the gateway as pods reach it, for example "gateway.training.svc"; "" means where it listens for the controller."""
+    """Host of the gateway as pods reach it, for example "gateway.training.svc"; "" means the one that the controller uses."""
     gateway_port: int = 0
-    """Port of the gateway as pods reach it; 0 means the one that it listens on for the controller."""
+    """Port of the gateway as pods reach it; 0 means the one that the controller uses."""
     network_policies: bool = True
     """Create a network policy for each pod; false leaves pods as open as the cluster makes them."""
     gateway: tuple[EgressRule, ...] = ()
@@ -36,14 +36,14 @@ class KubernetesSandboxConfig(Config):
     dns: tuple[EgressRule, ...] = (CLUSTER_DNS,)
     """The cluster's name servers; an empty list closes DNS, too."""
     setup: tuple[EgressRule, ...] = ()
-    """What pods may reach besides while the network's allow-list is not empty; this is where destinations go that have a name but
-    no address of their own, such as a proxy."""
+    """What pods may reach besides while the network's allow-list is not empty, such as a proxy; with it, host names on that
+    list are the proxy's business."""
     pending_seconds: Seconds = 300.0
     """How long a pod may wait for a machine and its image."""
     lifetime_seconds: Count = 14400
     """The cluster ends a pod this long after its start, should nobody else have done so."""
     lease_seconds: Seconds = 60.0
-    """A pod whose controller has not been heard of for this long is an orphan, and removed by the next controller of its run."""
+    """A pod whose controller has not been heard of for this long is removed by the next controller of its run."""
     ping_seconds: Seconds = 10.0
     """Pause between two pings on the connection of a command; one that answers none is given up."""
     lost_seconds: Seconds = 60.0

@@ -37,9 +37,9 @@ class Cleaned(Struct):
 def clean(config: SandboxConfig, prefix: str = "") -> Cleaned:
     """Remove what killed controllers left of sandboxes whose id starts with `prefix`: processes, cgroups and folders.
 
-    A sandbox whose controller died is removed by its own keeper within moments; this waits for that. With kind = "kubernetes" it
-    is about pods, whose controllers are known by their lease, and may be on other machines; call it outside an event loop then.
-    Raises ConfigurationError, and ClusterError where a cluster does not answer.
+    A sandbox whose controller died is removed by its own keeper within moments; this waits for that. With kind = "kubernetes"
+    it is about pods, whose controllers are known by their lease, and may be on other machines; call it outside an event loop
+    then. Raises ConfigurationError, and ClusterError where a cluster does not answer.
     """
     if config.kind == "kubernetes":
         from whippletree.sandboxes import pod_cluster

@@ -3,10 +3,10 @@
     controller ── API server ──► pod (ours: labels, lease, deadline)      commands, copies: one websocket each
         └── renews the lease                └── network policy, owned by the pod
 
-Nothing of ours runs in the pod but a shell that waits. What the cluster does on its own: it ends the pod at its deadline, and takes
-the network policy with it.
+Nothing of ours runs in the pod but a shell that waits. What the cluster does on its own: it ends the pod at its deadline, and
+takes the network policy with it.
 
-Invariants (tests/sandboxes/test_sandbox_kubernetes.py):
+Invariants (tests/kubernetes/test_pod_sandbox.py):
 - it does what every backend does (the suite), but for what docs/sandboxes.md lists;
 - no command runs before its network policy exists;
 - a start that fails or is cancelled leaves no pod; `stop` returns once the pod is gone.
@@ -20,15 +20,13 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from whippletree.errors import ClusterError, SandboxError, WhippletreeError
-from whippletree.kubernetes.channels import CommandEnd, Container
 from whippletree.kubernetes.client import PODS, POLICIES, Cluster
 from whippletree.kubernetes.objects import Named
 from whippletree.protocols import (
@@ -42,20 +40,18 @@ from whippletree.protocols import (
     Snapshot,
     Usage,
 )
-from whippletree.sandboxes import pod_cluster, pod_files, pod_usage
+from whippletree.sandboxes import pod_cluster, pod_files, pod_snapshots, pod_usage
 from whippletree.sandboxes import pod_manifest as manifests
 from whippletree.sandboxes import pod_scripts as scripts
-from whippletree.sandboxes.box import RECORD, check_names
-from whippletree.sandboxes.checkpoint import ARCHIVE
+from whippletree.sandboxes.box import check_names
 from whippletree.sandboxes.client import OUTPUT_LIMIT
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.sandboxes.files import parts_of
 from whippletree.sandboxes.pod_exec import PodExec, container_of, read_by_shell, shell
+from whippletree.sandboxes.pod_snapshots import COPY_SECONDS, Scripts
 
 log = logging.getLogger(__name__)
 
-_ANSWER_SECONDS = 60.0
-_COPY_SECONDS = 600.0
 _REPLACING = 5  # tries against another writer of the network policy
 _CHUNK = 1 << 20
 
@@ -80,7 +76,7 @@ class PodSandbox:
         if settings.network_policies:
             manifests.policy(settings, spec.sandbox_id, (self._name, ""), spec.network, self.gateway)  # raises
         self._cluster: Cluster | None = None
-        self._container: Container | None = None
+        self._scripts = Scripts(self._what)
         self._commands: PodExec | None = None
         self._lease: asyncio.Task[None] | None = None
         self._uid = ""
@@ -117,26 +113,26 @@ class PodSandbox:
         return self.handle
 
     async def _boot(self, cluster: Cluster) -> SandboxHandle:
-        container = await self._create(cluster)
+        inside = await self._create(cluster)
         self._lease = asyncio.create_task(pod_cluster.keep_leased(cluster, self._name, self._settings.lease_seconds))
         if self._settings.network_policies:
             await cluster.create(POLICIES, self._policy(self._spec.network))
-        await pod_cluster.wait_for(cluster, self._spec.sandbox_id, self._uid, container, self._settings.pending_seconds)
+        await pod_cluster.wait_for(cluster, self._spec.sandbox_id, self._uid, inside, self._settings.pending_seconds)
         settings = self._settings
         address = PodAddress(
             namespace=settings.namespace,
             pod=self._name,
             uid=self._uid,
-            container=container,
+            container=inside,
             kubeconfig=settings.kubeconfig and str(Path(settings.kubeconfig).absolute()),
             context=settings.context,
             request_seconds=settings.request_seconds,
             ping_seconds=settings.ping_seconds,
             lost_seconds=settings.lost_seconds,
         )
-        self._container = container_of(address, cluster.access)
+        self._scripts.container = container = container_of(address, cluster.access)
         workdir = "/" + self._spec.workdir.strip("/")
-        said = await self._ask(read_by_shell(scripts.probe((workdir, "/tmp", "/logs"))))
+        said = await self._scripts.ask(read_by_shell(scripts.probe((workdir, "/tmp", "/logs"))))
         user, name, self._home = said.decode("utf-8", "replace").split("\n")[:3]
         environment = {"LANG": "C.UTF-8", "HOME": self._home, "USER": name} | self._spec.environment
         handle = SandboxHandle(
@@ -149,11 +145,11 @@ class PodSandbox:
             limits=self._spec.limits,
             pod=msgspec.structs.replace(address, user=int(user), user_name=name),
         )
-        self._commands = PodExec(self._container, handle)
+        self._commands = PodExec(container, handle)
         if self._restored is not None:
-            await self._unpack(Path(self._restored.directory))
-        for source, inside in (*self._spec.read_only, *self._spec.files):
-            await self._put(Path(source), inside)
+            await pod_snapshots.unpack(self._scripts, Path(self._restored.directory))
+        for source, target in (*self._spec.read_only, *self._spec.files):
+            await self._put(Path(source), target)
         return handle
 
     async def _create(self, cluster: Cluster) -> str:
@@ -191,8 +187,8 @@ class PodSandbox:
             if self._lease is not None:
                 self._lease.cancel()
                 await asyncio.wait([self._lease])
-            if self._container is not None:
-                await self._container.close()
+            if self._scripts.container is not None:
+                await self._scripts.container.close()
             if self._uid and not await pod_cluster.remove(cluster, self._name, self._uid, self._config.stop_seconds):
                 log.error("%s: its pod %s is still there; `clean` removes it", self._what, self._name)
         except WhippletreeError as error:
@@ -220,8 +216,8 @@ class PodSandbox:
     ) -> ExecResult:
         """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed.
 
-        A code of 128 and a signal's number is that signal, as shells say it. Raises SandboxError where the pod has no such user,
-        cannot be reached, or where what became of the command cannot be found out.
+        A code of 128 and a signal's number is that signal, as shells say it. Raises SandboxError where the pod has no such
+        user, cannot be reached, or where what became of the command cannot be found out.
         """
         commands, _ = self._started()
         return await commands.exec(
@@ -234,40 +230,15 @@ class PodSandbox:
             on_output=on_output,
         )
 
-    async def _ask(
-        self,
-        command: tuple[Sequence[str], Iterable[bytes] | None],
-        *,
-        seconds: float = _ANSWER_SECONDS,
-        take: Callable[[bytes], None] | None = None,
-        fine: tuple[int, ...] = (0,),
-    ) -> bytes:
-        """What a script of ours says. Raises SandboxError when it ends with another code than is `fine`; `_None` for none."""
-        assert self._container is not None
-        said = bytearray()
-        argv, stdin = command
-        try:
-            async with asyncio.timeout(seconds):
-                end: CommandEnd = await self._container.run(argv, stdin=stdin, on_output=take or said.extend)
-        except TimeoutError as error:
-            raise SandboxError(f"{self._what} does not answer within {seconds:g} s", "look at its pod") from error
-        except ClusterError as error:
-            cause = "cannot be reached" if error.status == 404 else "does not answer"
-            raise SandboxError(f"{self._what} {cause}: {error.cause}", error.next_step) from error
-        if end.code is None or end.code not in fine:
-            words = end.errors.strip() or end.message or f"ended with {end.code}"
-            raise SandboxError(words if words == scripts.NONE else f"{self._what}: {words}")
-        return bytes(said)
-
     async def kill_all(self) -> None:
         """End every process that was started inside; the pod and its files stay."""
         self._started()
-        await self._ask((shell(scripts.KILL_ALL), None))
+        await self._scripts.ask((shell(scripts.KILL_ALL), None))
 
     async def usage(self) -> Usage:
         """What it uses now, and has used, by the files of its cgroup where the container sees them."""
         self._started()
-        return pod_usage.parse(await self._ask((shell(scripts.USAGE, *self._places()), None)))
+        return pod_usage.parse(await self._scripts.ask((shell(scripts.USAGE, *self._places()), None)))
 
     def _places(self) -> tuple[str, ...]:
         """Directories that are a sandbox's own."""
@@ -285,16 +256,16 @@ class PodSandbox:
     async def _put(self, source: Path, target: str) -> None:
         packed = await asyncio.to_thread(pod_files.pack, source, target)
         with contextlib.closing(packed):
-            await self._ask(read_by_shell(scripts.prepare(target, packed.directories, packed.files)))
+            await self._scripts.ask(read_by_shell(scripts.prepare(target, packed.directories, packed.files)))
             data = iter(lambda: packed.archive.read(_CHUNK), b"")
-            await self._ask((shell(scripts.PUT, str(packed.size)), data), seconds=_COPY_SECONDS)
+            await self._scripts.ask((shell(scripts.PUT, str(packed.size)), data), seconds=COPY_SECONDS)
 
     async def read(self, path: str, limit: int = 1_000_000) -> bytes | None:
         """At most `limit` bytes of a regular file; no component may be a symbolic link. None when it does not exist."""
         self._started()
         self._parts(path)
         try:
-            return await self._ask((shell(scripts.READ, path, str(limit)), None))
+            return await self._scripts.ask((shell(scripts.READ, path, str(limit)), None))
         except SandboxError as error:
             if error.cause == scripts.NONE:
                 return None
@@ -316,7 +287,7 @@ class PodSandbox:
         try:
             with pod_files.Incoming(source, limit) as incoming:
                 command = shell(scripts.GET, "/" + "/".join(above), name)
-                await self._ask((command, None), seconds=_COPY_SECONDS, take=incoming.take, fine=(0, 1))
+                await self._scripts.ask((command, None), seconds=COPY_SECONDS, take=incoming.take, fine=(0, 1))
                 found = await asyncio.to_thread(incoming.unpack, aside)
             if os.path.lexists(target):
                 raise SandboxError(f"{target}: File exists", "give a path that does not exist")
@@ -363,51 +334,5 @@ class PodSandbox:
         """Write the files of its work directory, /tmp, /logs and home into `directory`, which must not exist. It stands still
         meanwhile, and goes on. Raises SandboxError, with nothing left of the snapshot."""
         self._started()
-        try:
-            directory.mkdir(mode=0o700)
-        except OSError as error:
-            raise SandboxError(f"{directory}: {error.strerror}", "give a path that does not exist") from error
-        began = time.monotonic()
-        try:
-            try:
-                with (directory / ARCHIVE).open("xb") as file:
-                    command = shell(scripts.SAVE, *(place[1:] for place in self._places()))
-                    await self._ask(
-                        (command, None), seconds=_COPY_SECONDS, take=lambda data: _write(file.write, data), fine=(0, 1)
-                    )
-            except BaseException:
-                await asyncio.shield(self._ask((shell(scripts.GO_ON), None)))
-                raise
-            assert self.handle is not None and self.handle.pod is not None
-            made = Snapshot(
-                directory=str(directory),
-                backend="kubernetes",
-                sandbox_id=self._spec.sandbox_id,
-                owner=self.handle.pod.user,
-                workdir="/" + self._spec.workdir.strip("/"),
-                time=time.time(),
-                read_only=self._spec.read_only,
-                holds="files",
-                reason="the API of Kubernetes has no checkpoint of a pod's processes that can be restored",
-                files_bytes=(directory / ARCHIVE).stat().st_size,
-                processes_bytes=0,
-                frozen_seconds=time.monotonic() - began,
-            )
-            (directory / RECORD).write_bytes(msgspec.json.encode(made))
-        except BaseException:
-            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
-            raise
-        return made
-
-    async def _unpack(self, directory: Path) -> None:
-        try:
-            with (directory / ARCHIVE).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                data = iter(lambda: file.read(_CHUNK), b"")
-                await self._ask((shell(scripts.RESTORE, str(size)), data), seconds=_COPY_SECONDS)
-        except OSError as error:
-            raise SandboxError(f"{directory}: the snapshot cannot be read: {error.strerror}") from error
-
-
-def _write(write: Callable[[bytes], int], data: bytes) -> None:
-    write(data)
+        assert self.handle is not None
+        return await pod_snapshots.save(self._scripts, self._spec, self.handle, self._places(), directory)

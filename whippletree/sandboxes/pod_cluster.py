@@ -3,8 +3,8 @@
 A pod carries who holds it and a lease that its controller renews. A controller of the same machine is looked for among its
 processes; of another one only the lease is known.
 
-Invariants (tests/sandboxes/test_sandbox_kubernetes.py): a pod whose controller lives is left alone; a pod that is removed is gone, with
-its processes, when the removal returns, or the node is lost; waiting ends by its limit, with the cluster's words.
+Invariants (tests/kubernetes/test_pod_sandbox.py): a pod whose controller lives is left alone; a pod that is removed is gone,
+with its processes, when the removal returns, or the node is lost; waiting ends by its limit, with the cluster's words.
 """
 
 from __future__ import annotations

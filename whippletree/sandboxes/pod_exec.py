@@ -8,7 +8,7 @@
     at the time limit: kill, on a connection of its own ─► what came until then ─► result, timed out
     where none of this gets through within its limit: SandboxError, outcome unknown
 
-Invariants (tests/sandboxes/test_sandbox_pod_exec.py, tests/cases/test_cases_pods.py):
+Invariants (tests/kubernetes/test_pod_sandbox.py, tests/cases/test_cases_pods.py):
 - no call waits longer than its time limit and the limits of what follows it, whatever the network does;
 - a command is started once, and its output comes once and in order, over however many connections;
 - a code that is returned is the command's; one that nobody knows is an error.
@@ -206,7 +206,7 @@ async def _to_its_end(run: _Command, timeout: float) -> tuple[int, bool]:
 
 
 async def _finish(work: Coroutine[None, None, None]) -> None:
-    """Await it to its end, however often the caller is cancelled; a kill that failed is the sandbox's to deal with, when it stops."""
+    """Await it to its end, however often the caller is cancelled; what a kill could not end, the sandbox's stop does."""
     task = asyncio.create_task(work)
     while not task.done():
         try:
@@ -338,7 +338,7 @@ class SyncPodExec:
         user: str = "",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """As PodExec.exec, blocking. `on_output` is called on this thread, or on a helper where an event loop runs on this one."""
+        """As PodExec.exec, blocking. `on_output` is called on this thread, or on a helper where this one has an event loop."""
 
         async def run() -> ExecResult:
             async with container_of(self._address, self._access) as container:

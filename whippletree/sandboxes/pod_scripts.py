@@ -4,11 +4,12 @@ A command does not hang on the connection that started it:
 
     { command; its code ─► code } ─► tee ─► cat (streamer) ─► this connection
                                       └──► out (bounded)
-    when tee has seen the end of all output:  code ─► end
+    when all output has ended:  code ─► end
 
-`follow` comes in on another connection: it ends the streamer, which may be stuck on a dead connection, shows what `out` holds beyond
-what the caller has, and ends with the code in `end`. The directory of a command is made by whoever comes first, so a command that was
-given up before it began never begins. What the scripts say themselves goes to the error channel; a command's errors go with its output.
+`follow` comes in on another connection: it ends the streamer, which may be stuck on a dead connection, shows what `out` holds
+beyond what the caller has, and ends with the code in `end`. The directory of a command is made by whoever comes first, so a
+command that was given up before it began never begins. What the scripts say themselves goes to the error channel; a command's
+errors go with its output.
 
 Invariants (tests/sandboxes/test_sandbox_pod_scripts.py, on the shells that are here):
 - arguments, variables and paths reach the command as the very bytes, and no text of theirs is ever read as shell;
@@ -54,7 +55,7 @@ while :; do
   [ -z "$over" ] || break
   sleep 0.2 || sleep 1
 done 2>/dev/null
-read -r code < "$d/end" 2>/dev/null || exit 137
+read -r code 2>/dev/null < "$d/end" || exit 137
 exit "$code"
 """
 
@@ -63,8 +64,9 @@ KILL = """
 d=$1 mark=$2 n=0
 mkdir -m 700 "$d" 2>/dev/null && exit 0
 while :; do
-  found=$(grep -l -s -F -e "$mark" /proc/[0-9]*/environ)
+  found=$(grep -l -s -z -x -F -e "$mark" /proc/[0-9]*/environ)
   pids=' '
+  [ -e "$d/code" ] || { read -r p < "$d/command" && kill -0 "$p" && pids=" $p "; } 2>/dev/null
   for path in $found; do path=${path#/proc/}; pids="$pids${path%/environ} "; done
   if [ "$pids" != ' ' ]; then
     grown=1
@@ -87,7 +89,7 @@ done 2>/dev/null
 
 # Everything but the first process and this shell; only in a container with processes of its own.
 KILL_ALL = f"""
-grep -q -F {INIT_MARK} /proc/1/cmdline || {{ echo "its first process is not ours" >&2; exit 70; }}
+grep -q -z -F {INIT_MARK} /proc/1/cmdline || {{ echo "its first process is not ours" >&2; exit 70; }}
 kill -9 -1
 exit 0
 """
@@ -100,7 +102,7 @@ done
 for place in /sys/fs/cgroup/memory.peak /sys/fs/cgroup/memory/memory.max_usage_in_bytes; do
   read -r value < $place && echo "memory $value"
 done
-echo "processes $(grep -l -s -F -e {MARK}= /proc/[0-9]*/environ | wc -l)"
+echo "processes $(grep -l -s -z -e ^{MARK}= /proc/[0-9]*/environ | wc -l)"
 for place in /proc/[0-9]*/stat; do read -r value < $place && echo "stat $value"; done
 for place; do [ -d "$place" ] && du -skx "$place" | while read -r value _; do echo "disk_kb $value"; done; done
 exit 0
@@ -147,7 +149,7 @@ PUT = """cd / && umask 022 && head -c "$1" | tar -x -m -o -f -"""
 
 # The arguments are directories. Everything stands still meanwhile.
 SAVE = f"""
-grep -q -F {INIT_MARK} /proc/1/cmdline || {{ echo "its first process is not ours" >&2; exit 70; }}
+grep -q -z -F {INIT_MARK} /proc/1/cmdline || {{ echo "its first process is not ours" >&2; exit 70; }}
 kill -STOP -1
 trap '' PIPE
 cd / && tar -c --numeric-owner -f - "$@"
@@ -171,6 +173,7 @@ def probe(directories: Sequence[str]) -> bytes:
     return b"""
 missing=
 for tool in %s; do command -v "$tool" >/dev/null || missing="$missing $tool"; done
+printf 'a\\0b' | grep -q -z -x -F b 2>/dev/null || missing="$missing grep-with-z"
 [ -z "$missing" ] || { echo "its image lacks:$missing" >&2; exit 70; }
 [ -d %s ] && [ -w %s ] || { echo "the volume at %s is missing or cannot be written" >&2; exit 70; }
 umask 022
@@ -205,8 +208,8 @@ def command(
     keep: int,
     done: Sequence[str] = (),
 ) -> bytes:
-    """Runs a command as that user ("": the container's `own`, by number and name), keeps `keep` bytes of its output, and forgets the
-    commands `done`."""
+    """Runs a command as that user ("": the container's `own`, by number and name), keeps `keep` bytes of its output, and
+    forgets the commands `done`."""
     place = quote(directory(token).encode())
     forget = b"".join(b" " + quote(directory(other).encode()) for other in done)
     start, run = _as_user(user, own)
@@ -219,6 +222,7 @@ d=%s
 %s
 {
   (
+    sh -c 'echo $PPID' > "$d/command"
     cd %s 2>/dev/null || { echo %s": No such file or directory"; exit 126; }
     %s
     %s
@@ -229,9 +233,10 @@ d=%s
   trap '' XFSZ PIPE HUP
   sh -c 'echo $PPID' > "$d/pump"
   ( ulimit -f %d; exec tee "$d/out" 2>/dev/null )
+  cat > /dev/null
   mv "$d/code" "$d/end"
 ) 2>/dev/null | sh -c 'echo $$ > "$0/streamer"; exec cat' "$d"
-read -r code < "$d/end" 2>/dev/null || exit 137
+read -r code 2>/dev/null < "$d/end" || exit 137
 exit "$code"
 """ % (
         forget,
@@ -263,7 +268,7 @@ def _is_there(program: bytes, path: str | None) -> bytes:
 
 
 def _exec(token: str, argv: Sequence[bytes], environment: Mapping[str, str], run: bytes) -> bytes:
-    """The command under env, which takes names that no shell takes; a program whose name looks like a variable goes through sh."""
+    """The command under env, which takes any name; a program whose name looks like a variable goes through sh."""
     words = [quote(f"{name}={value}".encode()) for name, value in environment.items()]
     if b"=" in argv[0]:
         words += [b"sh", b"-c", quote(b'exec "$0" "$@"')]
