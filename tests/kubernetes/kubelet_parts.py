@@ -1,8 +1,8 @@
 """A kubelet of the tests that runs pods for real: each container is a bubblewrap root with processes of its own, in a cgroup
 with the manifest's memory limit. It serves the exec endpoint that a real API server passes websockets on to.
 
-Images decide what becomes of a pod: "nopull" and "unscheduled" never start, "dies" ends at once; any other is this machine's
-/usr.
+Images decide what becomes of a pod: "nopull" and "unscheduled" never start, "dies" ends at once, "busybox" has
+nothing but that; any other is this machine's /usr.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class PodKubelet:
         self._loop: asyncio.Task | None = None
 
     async def start(self, directory: Path) -> None:
+        self._directory = directory
         self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(ssl=False))
         port = await self._serve(directory)
         await self._ask("POST", f"{self._root}/api/v1/nodes", {"metadata": {"name": self.node}})
@@ -172,17 +173,22 @@ class PodKubelet:
             counted.mkdir()
             groups = (*groups, str(counted))
             binds += ["--ro-bind", str(counted), "/sys/fs/cgroup/cpuacct"]
-        for entry in ETC:
-            binds += ["--ro-bind-try", f"/etc/{entry}", f"/etc/{entry}"]
+        busybox = container["image"] == "busybox"
+        if busybox:
+            folder = self._applets()
+            binds += ["--ro-bind-try", "/usr/lib", "/usr/lib", "--ro-bind-try", "/usr/lib64", "/usr/lib64"]
+            binds += ["--ro-bind", str(folder), "/bin", "--symlink", "/bin", "/usr/bin"]
+        else:
+            binds += ["--ro-bind", "/usr", "/usr", "--tmpfs", "/usr/local/bin", "--symlink", "usr/bin", "/bin"]
+            binds += ["--symlink", "usr/sbin", "/sbin", "--perms", "0755", "--dir", "/etc"]
+            binds += [word for entry in ETC for word in ("--ro-bind-try", f"/etc/{entry}", f"/etc/{entry}")]
         for mount in container["volumeMounts"]:
             binds += ["--tmpfs", mount["mountPath"]]
         reading, writing = os.pipe()
         process = await asyncio.create_subprocess_exec(
             *("bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--info-fd", str(writing)),
-            *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"),
-            *("--tmpfs", "/root"),
-            *("--tmpfs", "/usr/local/bin", "--perms", "0755", "--dir", "/etc"),
-            *(word for link in ("bin", "sbin", "lib", "lib64") for word in ("--symlink", f"usr/{link}", f"/{link}")),
+            *("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp", "--tmpfs", "/root"),
+            *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
             *binds,
             *("--", *container["command"], *container.get("args", ())),
             pass_fds=(writing,),
@@ -197,8 +203,21 @@ class PodKubelet:
         first = container["command"][0].encode()
         while not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(first):  # until then its root is not in place
             await asyncio.sleep(0.002)
-        wanted = container["securityContext"]["capabilities"]["add"]
+        wanted = [] if busybox else container["securityContext"]["capabilities"]["add"]
         return Running(process, pid, groups, [name.lower() for name in wanted])
+
+    def _applets(self) -> Path:
+        """A folder with BusyBox under the names of all that it can do."""
+        folder = self._directory / "busybox"
+        if not folder.exists():
+            folder.mkdir()
+            shutil.copy(shutil.which("busybox") or "busybox", folder / "busybox")
+            subprocess.run((folder / "busybox", "--install", "-s", folder), check=True)
+            for link in folder.iterdir():
+                if link.is_symlink():
+                    link.unlink()
+                    link.symlink_to("busybox")
+        return folder
 
     async def _end(self, uid: str) -> None:
         running = self._running.pop(uid, None)
@@ -240,7 +259,7 @@ class PodKubelet:
         bounds = ",".join(("-all", *(f"+{name}" for name in running.capabilities)))
         process = await asyncio.create_subprocess_exec(
             *("nsenter", "--target", str(running.pid), "--mount", "--pid", "--ipc", "--uts", "--"),
-            *("setpriv", "--bounding-set", bounds, "--inh-caps=-all", "--no-new-privs", "--"),
+            *(("setpriv", "--bounding-set", bounds, "--inh-caps=-all", "--no-new-privs", "--") if running.capabilities else ()),
             *argv,
             stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from sandbox_suite_out import OutSuite
 
 from whippletree import sandboxes
 from whippletree.errors import ConfigurationError, SandboxError
-from whippletree.protocols import Limits, NetworkPolicy, SandboxSpec
+from whippletree.protocols import Limits, NetworkPolicy, SandboxHandle, SandboxSpec
 from whippletree.sandboxes import pod_manifest
 
 pytestmark = pytest.mark.kube
@@ -125,6 +126,56 @@ async def test_a_start_that_is_cancelled_leaves_no_pod(make: Make, site: PodSite
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert await site.pods() == []
+
+
+async def test_a_start_that_is_stopped_or_cancelled_at_any_moment_leaves_no_pod(site: PodSite) -> None:
+    for number, pause in enumerate((0.0, 0.01, 0.05, 0.2)):
+        box = sandboxes.create(site.config(), spec_of(sandbox_id=f"early-{number}"), gateway=("127.0.0.1", 9))
+        starting = asyncio.create_task(box.start())
+        await asyncio.sleep(pause)
+        if number % 2:
+            starting.cancel()
+        else:
+            await box.stop()
+        ended = (await asyncio.gather(starting, return_exceptions=True))[0]
+        assert isinstance(ended, asyncio.CancelledError if number % 2 else (SandboxError, SandboxHandle)), ended
+        await box.stop()
+    assert await site.pods() == [] and await site.policies() == []
+
+
+async def test_a_policy_that_an_earlier_pod_left_is_taken_over(make: Make, site: PodSite) -> None:
+    left = pod_manifest.policy(site.config().kubernetes, "s", ("gone", "no-such-uid"), NetworkPolicy(), ("127.0.0.1", 9))
+    left["metadata"] |= {"name": pod_manifest.name_of("s"), "ownerReferences": []}
+    await site.request("POST", f"/apis/networking.k8s.io/v1/namespaces/{site.namespace}/networkpolicies", left)
+    await make("kubernetes", sandbox_id="s")
+    (pod,), (policy,) = await site.pods(), await site.policies()
+    assert policy["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
+
+
+@pytest.mark.skipif(shutil.which("busybox") is None, reason="no busybox here")
+async def test_an_image_of_busybox_will_do(make: Make, tmp_path: Path) -> None:
+    box = await make("kubernetes", config={"image": "busybox"}, workdir="/work")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "it's").write_text("x\n")
+    await box.put(tmp_path / "in", "/work/d")
+    assert (await sh(box, 'cat "d/it\'s"; exit 4')).output == "x\n"
+    assert await box.read("/work/d/it's") == b"x\n" and await box.read("/work/none") is None
+    fetched = await box.get("/work/d", tmp_path / "out")
+    assert (fetched.files, (tmp_path / "out" / "it's").read_text()) == (1, "x\n")
+    with pytest.raises(SandboxError, match="File exists"):
+        await box.put(tmp_path / "in", "/work/d")
+    mark = f"71{os.getpid()}"
+    late = await sh(box, f"(setsid sleep {mark}1 &); echo on; sleep {mark}2", timeout=1)
+    assert (late.timed_out, late.output, processes_with(f"sleep\0{mark}")) == (True, "on\n", [])
+    await sh(box, f"setsid sleep {mark} >/dev/null 2>&1 &")
+    await until(lambda: len(processes_with(f"sleep\0{mark}")) == 1, "the process")
+    assert (await box.usage()).processes == 1
+    snapshot = await box.snapshot(tmp_path / "s")
+    assert snapshot.files_bytes > 0
+    await box.kill_all()
+    assert processes_with(f"sleep\0{mark}") == []
+    with pytest.raises(SandboxError, match="neither setpriv nor chroot"):
+        await sh(box, "true", user="4321")
 
 
 async def test_the_pod_is_ours_and_closed(make: Make, site: PodSite) -> None:

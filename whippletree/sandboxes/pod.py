@@ -28,7 +28,7 @@ import msgspec
 
 from whippletree.errors import ClusterError, SandboxError, WhippletreeError
 from whippletree.kubernetes.client import PODS, POLICIES, Cluster
-from whippletree.kubernetes.objects import Named
+from whippletree.kubernetes.objects import Manifest, Named
 from whippletree.protocols import (
     ExecResult,
     Fetched,
@@ -52,6 +52,7 @@ from whippletree.sandboxes.pod_snapshots import COPY_SECONDS, Scripts
 
 log = logging.getLogger(__name__)
 
+_LATE_SECONDS = 1.0  # for a create whose answer was not waited for
 _REPLACING = 5  # tries against another writer of the network policy
 _CHUNK = 1 << 20
 
@@ -78,8 +79,9 @@ class PodSandbox:
         self._cluster: Cluster | None = None
         self._scripts = Scripts(self._what)
         self._commands: PodExec | None = None
+        self._booting: asyncio.Task[SandboxHandle] | None = None
         self._lease: asyncio.Task[None] | None = None
-        self._uid = ""
+        self._token = self._uid = ""
         self._home = "/"
 
     @property
@@ -99,12 +101,13 @@ class PodSandbox:
         if self._cluster is not None:
             raise SandboxError(f"{self._what} was started already", "create another")
         self._cluster = pod_cluster.connect(self._config)
+        self._booting = asyncio.create_task(self._boot(self._cluster))
         try:
-            self.handle = await self._boot(self._cluster)
-        except ClusterError as error:
-            await self.stop()
-            raise SandboxError(f"{self._what} did not start: {error.cause}", error.next_step) from error
-        except SandboxError as error:
+            await asyncio.wait([self._booting])
+            if self._booting.cancelled():
+                raise SandboxError("it was stopped meanwhile", "create another")
+            self.handle = self._booting.result()
+        except (ClusterError, SandboxError) as error:
             await self.stop()
             raise SandboxError(f"{self._what} did not start: {error.cause}", error.next_step) from error
         except BaseException:
@@ -116,7 +119,7 @@ class PodSandbox:
         inside = await self._create(cluster)
         self._lease = asyncio.create_task(pod_cluster.keep_leased(cluster, self._name, self._settings.lease_seconds))
         if self._settings.network_policies:
-            await cluster.create(POLICIES, self._policy(self._spec.network))
+            await self._apply(cluster, self._policy(self._spec.network))
         await pod_cluster.wait_for(cluster, self._spec.sandbox_id, self._uid, inside, self._settings.pending_seconds)
         settings = self._settings
         address = PodAddress(
@@ -154,21 +157,32 @@ class PodSandbox:
 
     async def _create(self, cluster: Cluster) -> str:
         """Create the pod; the name of its container."""
-        token = uuid.uuid4().hex
-        notes = {manifests.TOKEN: token, **pod_cluster.lease(self._settings.lease_seconds)}
+        self._token = uuid.uuid4().hex
+        notes = {manifests.TOKEN: self._token, **pod_cluster.lease(self._settings.lease_seconds)}
         manifest, container = manifests.pod(self._settings, self._spec, notes)
         try:
             made = await cluster.create(PODS, manifest)
         except ClusterError as error:
             if error.reason != "AlreadyExists":
                 raise
-            made = await cluster.read(PODS, self._name, Named)  # ours, if the answer to the first try was lost
-            if (made.metadata.annotations or {}).get(manifests.TOKEN) != token:
+            found = await self._find(cluster)  # ours, if the answer to the first try was lost
+            if found is None:
                 raise SandboxError(
                     f"File exists: pod {self._name}", "a sandbox of that name lives, or `clean` removes it"
                 ) from error
+            made = found
         self._uid = made.metadata.uid
         return container
+
+    async def _find(self, cluster: Cluster) -> Named | None:
+        """The pod that this very object asked for."""
+        try:
+            found = await cluster.read(PODS, self._name, Named)
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+        return found if (found.metadata.annotations or {}).get(manifests.TOKEN) == self._token else None
 
     async def stop(self) -> None:
         """Remove the pod and wait until it is gone. Never raises; may be called again, and before `start`."""
@@ -184,11 +198,19 @@ class PodSandbox:
 
     async def _stop(self, cluster: Cluster) -> None:
         try:
+            if self._booting is not None:
+                self._booting.cancel()
+                await asyncio.wait([self._booting])
             if self._lease is not None:
                 self._lease.cancel()
                 await asyncio.wait([self._lease])
             if self._scripts.container is not None:
                 await self._scripts.container.close()
+            for pause in (0.0, _LATE_SECONDS) if self._token and not self._uid else ():
+                await asyncio.sleep(pause)
+                if (made := await self._find(cluster)) is not None:
+                    self._uid = made.metadata.uid  # it was cancelled while it was created
+                    break
             if self._uid and not await pod_cluster.remove(cluster, self._name, self._uid, self._config.stop_seconds):
                 log.error("%s: its pod %s is still there; `clean` removes it", self._what, self._name)
         except WhippletreeError as error:
@@ -304,7 +326,7 @@ class PodSandbox:
 
     # --- network -------------------------------------------------------------------------------------------------------
 
-    def _policy(self, wanted: NetworkPolicy) -> dict[str, object]:
+    def _policy(self, wanted: NetworkPolicy) -> Manifest:
         return manifests.policy(self._settings, self._spec.sandbox_id, (self._name, self._uid), wanted, self.gateway)
 
     async def set_network(self, policy: NetworkPolicy) -> None:
@@ -315,18 +337,26 @@ class PodSandbox:
             raise SandboxError(
                 "the pods' network is the cluster's: nothing holds it", "set sandbox.kubernetes.network_policies"
             )
-        manifest = self._policy(policy)
+        try:
+            await self._apply(cluster, self._policy(policy))
+        except ClusterError as error:
+            raise SandboxError(f"{self._what}: its network did not change: {error.cause}", error.next_step) from error
+
+    async def _apply(self, cluster: Cluster, manifest: Manifest) -> None:
+        """Create the policy, or bring the one that is there to what it should be. Raises ClusterError."""
         for left in reversed(range(_REPLACING)):
             try:
                 found = await cluster.read(POLICIES, self._name, Named)
                 version = {"resourceVersion": found.metadata.resource_version}
-                meta = msgspec.convert(manifest["metadata"], dict[str, object])
-                await cluster.replace(POLICIES, self._name, {**manifest, "metadata": {**meta, **version}})
+                await cluster.replace(POLICIES, self._name, {**manifest, "metadata": {**manifest["metadata"], **version}})
             except ClusterError as error:
-                if error.reason != "Conflict" or not left:
-                    raise SandboxError(f"{self._what}: its network did not change: {error.cause}", error.next_step) from error
-            else:
-                return
+                if error.status == 404:
+                    await cluster.create(POLICIES, manifest)
+                elif error.reason != "Conflict" or not left:
+                    raise
+                else:
+                    continue
+            return
 
     # --- snapshots -----------------------------------------------------------------------------------------------------
 
