@@ -135,3 +135,14 @@ async def test_D25_a_pool_hosts_command_is_found_again_too(site: PodSite, tmp_pa
         way.drop()
         await sh(box, "touch go")
         assert (await running).exit_code == 3
+
+
+async def test_D25_a_command_that_never_began_is_started_once_more_and_runs_once(site: PodSite, tmp_path: Path) -> None:
+    async with Blackhole(site.api.port) as way, behind(site, way, tmp_path) as box:
+        before = way.opened
+        way.drop(new=True)
+        running = asyncio.create_task(sh(box, "echo x >> count; wc -l < count", timeout=60))
+        await until(lambda: way.opened > before, "the connection")
+        way.refusing = False
+        done = await running
+        assert (done.exit_code, done.output.strip()) == (0, "1")

@@ -157,7 +157,13 @@ class PodKubelet:
                 name, {"phase": "Failed", "containerStatuses": [_container(container, {"terminated": terminated})]}
             )
             return
-        self._running[pod["metadata"]["uid"]] = await self._run(name, container)
+        uid = pod["metadata"]["uid"]
+        starting = asyncio.create_task(self._run(name, container))
+        try:
+            self._running[uid] = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._running[uid] = await starting  # it is ended with the others
+            raise
         running = _container(container, {"running": {"startedAt": stamp()}}, ready=True)
         await self.status(name, {"phase": "Running", "containerStatuses": [running]})
 
@@ -220,7 +226,7 @@ class PodKubelet:
         return folder
 
     async def _end(self, uid: str) -> None:
-        running = self._running.pop(uid, None)
+        running = self._running.get(uid)
         if running is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -229,6 +235,7 @@ class PodKubelet:
         for process in list(running.commands):
             await process.wait()
         await asyncio.to_thread(cgroups.remove, running.groups, seconds=5.0)
+        self._running.pop(uid, None)
 
     # --- commands ------------------------------------------------------------------------------------------------------
 

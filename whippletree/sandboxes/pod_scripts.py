@@ -87,10 +87,20 @@ while :; do
 done 2>/dev/null
 """
 
-# Everything but the first process and this shell; only in a container with processes of its own.
+# Everything but the first process and this shell; only in a container with processes of its own. Ends when they are gone.
 KILL_ALL = f"""
 grep -q -z -F {INIT_MARK} /proc/1/cmdline || {{ echo "its first process is not ours" >&2; exit 70; }}
+there=$(echo /proc/[0-9]*)
 kill -9 -1
+n=0
+for place in $there; do
+  case $place in /proc/1 | /proc/$$) continue ;; esac
+  while read -r state < "$place/stat"; do
+    case ${{state##*) }} in Z* | X*) break ;; esac
+    n=$((n + 1)); [ "$n" -lt 300 ] || exit 1
+    sleep 0.02 || sleep 1
+  done
+done 2>/dev/null
 exit 0
 """
 
