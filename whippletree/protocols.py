@@ -495,8 +495,30 @@ class SandboxSpec(Struct):
     user: str = ""
 
 
+class PodAddress(Struct):
+    """Where a sandbox is that is a pod, for whoever may read the same kubeconfig; it holds no secret. `user` is the number of
+    its container's user. Times are in seconds: of one request, between pings, for finding a command again whose connection was
+    lost.
+
+    Example: PodAddress(namespace="rollouts", pod="wt-box-s0-1b2c3d4e", uid="9f...", container="sandbox", kubeconfig="/etc/k")
+    """
+
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+    kubeconfig: str = ""
+    context: str = ""
+    user: int = 0
+    user_name: str = "root"
+    request_seconds: float = 30.0
+    ping_seconds: float = 10.0
+    lost_seconds: float = 60.0
+
+
 class SandboxHandle(Struct):
-    """Enough to enter a running sandbox from another process on this machine (`sandboxes.attach`).
+    """Enough to enter a running sandbox from another process on this machine (`sandboxes.attach`). `pod`: where it is, if it is
+    not on this machine.
 
     Example: SandboxHandle(backend="bubblewrap", sandbox_id="s0-1", pid=4711, root="/run/wt/s0-1", workdir="/app")
     """
@@ -509,6 +531,7 @@ class SandboxHandle(Struct):
     environment: dict[str, str] = {}
     cgroups: tuple[str, ...] = ()
     limits: Limits = Limits()
+    pod: PodAddress | None = None
 
 
 class ExecResult(Struct):
@@ -571,6 +594,7 @@ class Sandbox(Protocol):
 
     isolation: str  # one sentence for people: what this backend does and does not isolate
     handle: SandboxHandle | None  # set by start
+    gateway: tuple[str, int]  # (host, port) of the gateway as its commands reach it, once it has started
 
     @property
     def proxy_environment(self) -> dict[str, str]:
@@ -580,6 +604,11 @@ class Sandbox(Protocol):
     @property
     def refusals(self) -> Sequence[NetworkRefusal]:
         """What it tried to reach and may not: the latest, oldest first."""
+        ...
+
+    @property
+    def refused(self) -> int:
+        """How often it tried that, since it started."""
         ...
 
     async def start(self) -> SandboxHandle:

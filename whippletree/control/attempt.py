@@ -46,7 +46,7 @@ from whippletree.control.reaching import AttemptNetwork
 from whippletree.errors import ConfigurationError, SandboxError, WhippletreeError
 from whippletree.gateway.keys import mint
 from whippletree.gateway.ownership import owner
-from whippletree.protocols import AttemptSpec, SandboxHandle, SandboxSpec, Store
+from whippletree.protocols import AttemptSpec, Sandbox, SandboxHandle, SandboxSpec, Store
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.tasks import Step, Task
 from whippletree.tasks.artifacts import Manifest, collect
@@ -114,7 +114,7 @@ class AttemptRun:
         self._network = AttemptNetwork(parts.config.network, parts.store, attempt, self._defence)
         self._images = HeldImages(parts.imaging)
         self._keeping = Keeping(parts.config, parts.shelf, parts.store, attempt, self._directory, key=self.key, hidden=HIDDEN)
-        self._sandbox: sandboxes.Box | None = None
+        self._sandbox: Sandbox | None = None
         self._usage: Usage | None = None
         self._benches: list[Bench] = []
         self._steps: list[StepResult] = []
@@ -218,7 +218,7 @@ class AttemptRun:
         await self._defence.cover(self._sandbox)
         return handle
 
-    def _make(self, spec: SandboxSpec) -> sandboxes.Box:
+    def _make(self, spec: SandboxSpec) -> Sandbox:
         return sandboxes.create(self.parts.sandbox, spec, gateway=self._gateway)
 
     @property
@@ -229,7 +229,7 @@ class AttemptRun:
         return host, ports[owner(self.spec.rollout_id, len(ports))] if ports else port
 
     @property
-    def _box(self) -> sandboxes.Box:
+    def _box(self) -> Sandbox:
         if self._sandbox is None:
             raise SandboxError("the attempt has no sandbox yet")
         return self._sandbox

@@ -24,8 +24,7 @@ import msgspec
 
 from whippletree.control.config import DefenceConfig
 from whippletree.errors import SandboxError, StoreError
-from whippletree.protocols import NetworkRefusal, SandboxSpec, Store
-from whippletree.sandboxes import Box
+from whippletree.protocols import NetworkRefusal, Sandbox, SandboxSpec, Store
 from whippletree.tasks.defence import Survey, put_away, survey
 from whippletree.tasks.detectors import Suspicion, in_address, in_commands, in_leftovers
 from whippletree.tasks.hiding import Hidden, give_back, hide, hide_in_image, take_away
@@ -66,18 +65,18 @@ class Defence:
             self._covered = hide_in_image(Path(spec.rootfs), self._cache).repositories
         return msgspec.structs.replace(spec, files=tuple(files))
 
-    async def cover(self, box: Box) -> None:
+    async def cover(self, box: Sandbox) -> None:
         """Hide the future that the image of a sandbox, which has just started, brought along. Raises SandboxError."""
         for inside, hidden in self._covered:
             await take_away(box, hidden, inside)
             self._hidden.append((hidden, inside))
 
-    async def before(self, box: Box, workdir: str) -> None:
+    async def before(self, box: Sandbox, workdir: str) -> None:
         """Note what is there before the agent."""
         if self._config.put_away:
             self._before = await self._or_none(survey(box, workdir))
 
-    async def after(self, box: Box, workdir: str, *, last: bool) -> None:
+    async def after(self, box: Sandbox, workdir: str, *, last: bool) -> None:
         """Put away what the agent planted; once it cannot run any more (`last`), give the history back. Raises SandboxError."""
         if self._before is not None:
             self._suspect(await put_away(box, workdir, self._before))

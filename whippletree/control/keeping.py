@@ -24,8 +24,8 @@ from whippletree.control.config import ControlConfig
 from whippletree.control.defending import note
 from whippletree.control.phases import SNAPSHOT, Ended, Phases
 from whippletree.errors import SandboxError, WhippletreeError
-from whippletree.protocols import Snapshot, Store
-from whippletree.sandboxes import Box, load_snapshot
+from whippletree.protocols import Sandbox, Snapshot, Store
+from whippletree.sandboxes import load_snapshot
 from whippletree.sandboxes.keeper import remove_folder
 from whippletree.types import Attempt, Cause, CauseClass, Event, KeptSnapshot
 
@@ -95,7 +95,7 @@ class Keeping:
         self._after = ""  # the phase at whose end it was tried
         self._made: Snapshot | None = None
 
-    async def take(self, box: Box | None, phases: Phases) -> None:
+    async def take(self, box: Sandbox | None, phases: Phases) -> None:
         """Make the snapshot, unless none is wanted or one was tried before. Raises nothing but CancelledError."""
         if self._config.snapshots == "off" or self._after or box is None or box.handle is None:
             return

@@ -9,7 +9,7 @@ import asyncio
 import logging
 
 from whippletree.errors import SandboxError
-from whippletree.sandboxes import Box
+from whippletree.protocols import Sandbox
 from whippletree.types import Usage
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 SECONDS = 2.0  # that the answer may take
 
 
-async def measured(box: Box) -> Usage | None:
+async def measured(box: Sandbox) -> Usage | None:
     """Its usage; None where it does not run, or does not say in time."""
     if box.handle is None:
         return None

@@ -24,7 +24,7 @@ from whippletree.control.config import NetworkConfig
 from whippletree.control.defending import Defence, note
 from whippletree.errors import SandboxError
 from whippletree.protocols import NetworkPolicy, NetworkRefusal, Sandbox, SandboxSpec, Store
-from whippletree.sandboxes import Box, egress_rules
+from whippletree.sandboxes import egress_rules
 from whippletree.tasks import Step, Task
 from whippletree.tasks.task import Network
 from whippletree.types import Attempt, Event, Struct
@@ -158,8 +158,8 @@ class AttemptNetwork:
         self._reach: Reach | None = None
         self._phase: Phase = "setup"
         self._step: Step | None = None
-        self._apart: list[tuple[Box, Step]] = []
-        self._counted: dict[Box, int] = {}
+        self._apart: list[tuple[Sandbox, Step]] = []
+        self._counted: dict[Sandbox, int] = {}
         self._told = 0
 
     def around(self, spec: SandboxSpec, task: Task) -> SandboxSpec:
@@ -174,32 +174,32 @@ class AttemptNetwork:
             raise SandboxError("the attempt has no sandbox yet")
         return self._reach, self._step
 
-    def apart(self, make: Callable[[SandboxSpec], Box], step: Step) -> Callable[[SandboxSpec], Box]:
+    def apart(self, make: Callable[[SandboxSpec], Sandbox], step: Step) -> Callable[[SandboxSpec], Sandbox]:
         """How the sandbox of a separate verifier of this step is made."""
         reach, _ = self._begun()
 
-        def made(spec: SandboxSpec) -> Box:
+        def made(spec: SandboxSpec) -> Sandbox:
             box = make(reach.apart(spec, step))
             self._apart.append((box, step))
             return box
 
         return made
 
-    async def enter(self, box: Box, phase: Phase, step: Step | None = None) -> None:
+    async def enter(self, box: Sandbox, phase: Phase, step: Step | None = None) -> None:
         """The next phase of the same or another step begins in the agent's sandbox. Raises SandboxError."""
         reach, before = self._begun()
         self._look(box, self._phase, before)
         self._phase, self._step = phase, step or before
         await reach.enter(box, phase, self._step)
 
-    def end(self, box: Box) -> None:
+    def end(self, box: Sandbox) -> None:
         """The attempt is over, in whatever phase. Raises SandboxError where it has not begun."""
         _, last = self._begun()
         self._look(box, self._phase, last)
         for other, step in self._apart:
             self._look(other, "verify", step)
 
-    def _look(self, box: Box, phase: Phase, step: Step) -> None:
+    def _look(self, box: Sandbox, phase: Phase, step: Step) -> None:
         """Write down what the sandbox was refused since the last look."""
         count = box.refused - self._counted.get(box, 0)
         self._counted[box] = box.refused

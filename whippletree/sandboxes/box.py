@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -36,6 +36,9 @@ from whippletree.sandboxes.network import Network
 from whippletree.sandboxes.network import check as check_network
 from whippletree.types import Usage
 
+if TYPE_CHECKING:
+    from whippletree.sandboxes.pod_exec import SyncPodExec
+
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RECORD = "snapshot.json"
 _ON_IMAGES = ("runc", "podman")
@@ -49,7 +52,7 @@ _KERNELS = ("proc", "dev", "sys")  # an image may have its work directory below 
 class Backend:
     """A chosen backend. `sentence` tells people what it isolates, and why it was chosen."""
 
-    kind: Literal["bubblewrap", "podman", "process", "runc"]
+    kind: Literal["bubblewrap", "podman", "process", "runc", "kubernetes"]
     sentence: str
     bwrap: str = ""
     runc: str = ""
@@ -57,7 +60,8 @@ class Backend:
     podman: str = ""
 
 
-def _checked(spec: SandboxSpec, backend: Backend) -> None:
+def check_names(spec: SandboxSpec) -> None:
+    """Raises SandboxError for an id or a path that no sandbox can have."""
     if not _ID.fullmatch(spec.sandbox_id):
         raise SandboxError(
             f"{spec.sandbox_id!r} cannot name a sandbox", "use up to 64 letters, digits, dots, dashes, underscores"
@@ -68,6 +72,10 @@ def _checked(spec: SandboxSpec, backend: Backend) -> None:
     top = spec.workdir.strip("/").split("/")
     if top[0] in ("", *(_KERNELS if spec.rootfs and len(top) > 1 else _TAKEN)):
         raise SandboxError(f"{spec.workdir!r} cannot be the work directory", "use a directory of its own, such as /app")
+
+
+def _checked(spec: SandboxSpec, backend: Backend) -> None:
+    check_names(spec)
     if spec.rootfs and backend.kind not in _ON_IMAGES:
         raise SandboxError(f"a {backend.kind} sandbox has the host's programs, not a root file system", 'set kind = "runc"')
     check_network(spec)
@@ -357,6 +365,7 @@ def build(
     """A sandbox of that backend, not started yet; of a snapshot, with its `processes` or without. Raises SandboxError for a
     spec that cannot be."""
     _checked(spec, backend)
+    assert backend.kind != "kubernetes"
     request = wire.BoxRequest(
         backend=backend.kind,
         sandbox_id=spec.sandbox_id,
@@ -388,6 +397,11 @@ def build(
     return Box(config, request, spec, gateway, backend.sentence)
 
 
-def attach(handle: SandboxHandle) -> client.SyncExec:
-    """Blocking access to a running sandbox, from any thread of any process of this user on this machine."""
-    return client.SyncExec(handle)
+def attach(handle: SandboxHandle) -> client.SyncExec | SyncPodExec:
+    """Blocking access to a running sandbox, from any thread of any process of this user on this machine; to a pod, of any that
+    may read its kubeconfig."""
+    if handle.pod is None:
+        return client.SyncExec(handle)
+    from whippletree.sandboxes.pod_exec import SyncPodExec
+
+    return SyncPodExec(handle)

@@ -5,6 +5,7 @@ Invariants (tests/sandboxes/test_sandbox_support.py): a sandbox whose keeper liv
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -37,8 +38,15 @@ class Cleaned(Struct):
 def clean(config: SandboxConfig, prefix: str = "") -> Cleaned:
     """Remove what killed controllers left of sandboxes whose id starts with `prefix`: processes, cgroups and folders.
 
-    A sandbox whose controller died is removed by its own keeper within moments; this waits for that.
+    A sandbox whose controller died is removed by its own keeper within moments; this waits for that. With kind = "kubernetes"
+    it is about pods, whose controllers are known by their lease, and may be on other machines; call it outside an event loop
+    then. Raises ConfigurationError, and ClusterError where a cluster does not answer.
     """
+    if config.kind == "kubernetes":
+        from whippletree.sandboxes import pod_cluster
+
+        gone, held = asyncio.run(pod_cluster.clean(config, prefix))
+        return Cleaned(removed=tuple(gone), alive=tuple(held))
     removed: list[str] = []
     alive: list[str] = []
     for folder in sorted(root_of(config).iterdir()):
