@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import cast
+
 import pytest
 
-from whippletree.control.config import NetworkConfig
-from whippletree.control.reaching import PROXY_PORT, Reach, grant
-from whippletree.protocols import NetworkPolicy, SandboxSpec
+from whippletree.control.config import DefenceConfig, NetworkConfig
+from whippletree.control.defending import SUSPECTED, Defence
+from whippletree.control.reaching import PROXY_PORT, REFUSED, AttemptNetwork, Phase, Reach, grant
+from whippletree.protocols import NetworkPolicy, NetworkRefusal, SandboxSpec
+from whippletree.sandboxes import Box
+from whippletree.store import open_store
 from whippletree.tasks import Step, Task
 from whippletree.tasks.task import Judging, Network, Place
+from whippletree.types import RolloutSpec
 
 PUBLIC = Network(mode="public", key="environment.network_mode")
 LISTED = Network(mode="allowlist", hosts=("a.example", "*.b.example", "c.example:8080"), key="agent.network_mode")
@@ -69,9 +76,16 @@ def step(name: str = "", agent: Network = UNSAID, verifier: Network = UNSAID, se
 
 
 class Entered:
-    """A sandbox that only knows which policy is set."""
+    """A sandbox that only knows which policy is set, and what it refused."""
 
     handle = None
+
+    def __init__(self) -> None:
+        self.refusals: list[NetworkRefusal] = []
+
+    @property
+    def refused(self) -> int:
+        return len(self.refusals)
 
     async def set_network(self, policy: NetworkPolicy) -> None:
         self.policy = policy
@@ -116,6 +130,25 @@ async def test_each_phase_has_its_own_list_and_set_up_none_after_an_agent() -> N
         ("verify", False, (*HOSTS, "v.example:443")),
     ]
     assert reach.around(SandboxSpec(sandbox_id="y")).network.allow == ("s.example:443",)  # another sandbox, a fresh start
+
+
+@pytest.mark.parametrize(("before", "blamed"), [("agent", 2), ("verify", 0)])
+async def test_what_is_left_running_at_the_seal_is_the_agents_or_the_tests(tmp_path: Path, before: Phase, blamed: int) -> None:
+    one = step("one")
+    box = cast(Box, Entered())
+    with open_store(tmp_path / "store") as store:
+        spec = RolloutSpec(rollout_id="r", group_id="g", source="s", task_id="t", task_path="/t", harness="h")
+        store.create_rollouts([spec]).result()
+        (attempt,) = store.claim("w", 1).result()
+        network = AttemptNetwork(NetworkConfig(), store, attempt, Defence(DefenceConfig(), store, attempt, tmp_path))
+        network.around(SandboxSpec(sandbox_id="x"), task(one))
+        for number, phase in enumerate((before, "seal", "collect", "verify")):
+            await network.enter(box, cast(Phase, phase), one)
+            box.refusals.append(NetworkRefusal(time=1.0, host=f"h{number}.example", port=443, reason="x"))  # type: ignore[attr-defined]
+        network.end(box)
+        store.set_meta("flush", "").result()  # behind every write that was made before
+        kinds = [event.kind for event in store.events("r")]
+    assert (kinds.count(SUSPECTED), kinds.count(REFUSED)) == (blamed, 4)
 
 
 def test_a_proxy_is_where_a_phase_needs_one() -> None:
