@@ -172,6 +172,8 @@ async def test_the_images_user_runs_commands_and_owns_what_is_copied_in(cache: I
             target.mkdir()
         target.chmod(mode)
         os.chown(target, owner, owner)
+    (tmp_path / "own" / "linked").symlink_to("/srv/app")
+    (tmp_path / "own" / "outside").symlink_to(tmp_path)  # of the host, and not there inside
     with tarfile.open(archive, "w") as file:
         file.add(tmp_path / "own", arcname=".")
     image = cache.get(Tree(path=str(archive)))
@@ -190,6 +192,10 @@ async def test_the_images_user_runs_commands_and_owns_what_is_copied_in(cache: I
     assert (await sh(root, "id -u; echo x >> mine && echo written")).output == "0\nwritten\n"
     below = await start(image, workdir="/usr/share/app", user="root")
     assert (await sh(below, "pwd; ls /usr/bin/cat")).output == "/usr/share/app\n/usr/bin/cat\n"
+    linked = await start(image, workdir="/linked", user="node")
+    assert (await sh(linked, "pwd -P; cat mine")).output == "/srv/app\nmine"
+    outside = await start(image, workdir="/outside", user="root")
+    assert (await sh(outside, "ls")).output == ""
     for workdir in ("/usr", "/proc/x", "/"):
         with pytest.raises(SandboxError, match="cannot be the work directory"):
             await start(image, workdir=workdir)

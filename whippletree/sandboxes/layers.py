@@ -120,18 +120,18 @@ class Layers:
             if not above.is_relative_to(upper) or above.exists():
                 continue
             above.mkdir()
-            theirs = Path(self._request.rootfs, above.relative_to(upper))
-            if above != path and self._in_image(str(above.relative_to(upper))):
+            theirs = self._in_image(str(above.relative_to(upper))) if above != path else None
+            if theirs is not None:
                 status = theirs.stat()
                 os.chown(above, status.st_uid, status.st_gid)
                 above.chmod(status.st_mode & 0o7777)
             else:
                 above.chmod(mode if above == path else 0o755)
 
-    def _in_image(self, path: str) -> bool:
-        """Whether the image has a directory there."""
-        theirs = Path(self._request.rootfs, path.lstrip("/"))
-        return bool(self._request.rootfs) and theirs.is_dir() and not theirs.is_symlink()
+    def _in_image(self, path: str) -> Path | None:
+        """The directory that the image has there, its links followed inside it; None where it has none."""
+        found = hostroot.resolve(self._request.rootfs, path) if self._request.rootfs else None
+        return found if found is not None and found.is_dir() else None
 
     def unmount(self) -> None:
         """Take the mounts away, so that the folder can be removed. Does not raise."""
