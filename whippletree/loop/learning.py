@@ -16,6 +16,7 @@ from types import FrameType
 
 import msgspec
 
+from whippletree.control.imaging import backing_of
 from whippletree.errors import ConfigurationError
 from whippletree.files import write_json
 from whippletree.gateway.client import GatewayControl
@@ -34,6 +35,7 @@ from whippletree.loop.run import Run
 from whippletree.loop.sources import TrailTasks, resolve
 from whippletree.protocols import Store
 from whippletree.store import open_store
+from whippletree.tasks.images import HOSTS
 from whippletree.types import EngineReport, Struct
 
 LOOPS = {"synchronous": synchronous.train, "collocated": collocated.train}
@@ -52,6 +54,8 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
     """Every source's tasks, loaded and checked. Raises TaskError or ConfigurationError."""
     sources: list[SourceTasks] = []
     heldout: list[Heldout] = []
+    in_cluster = config.control.launch == "kubernetes"
+    backing = HOSTS if in_cluster else backing_of(config.sandbox, config.control.images)
     for section in config.sources:
         if any(source.name == section.name for source in sources):
             raise ConfigurationError(f"two sources are named {section.name}", "give each its own name")
@@ -64,6 +68,7 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
             section.share,
             layout.directory,
             variables=config.control.variables,
+            backing=backing,
         )
         sources.append(source)
         heldout.extend(held)

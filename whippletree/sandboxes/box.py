@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RECORD = "snapshot.json"
-_ON_IMAGES = ("runc", "podman")
+WITH_IMAGES = ("runc", "podman")
 _ANSWER_SECONDS = 60.0
 _SNAPSHOT_SECONDS = 600.0
 _TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "run", "var", "tmp", "logs")
@@ -76,7 +76,7 @@ def check_names(spec: SandboxSpec) -> None:
 
 def _checked(spec: SandboxSpec, backend: Backend) -> None:
     check_names(spec)
-    if spec.rootfs and backend.kind not in _ON_IMAGES:
+    if spec.rootfs and backend.kind not in WITH_IMAGES:
         raise SandboxError(f"a {backend.kind} sandbox has the host's programs, not a root file system", 'set kind = "runc"')
     check_network(spec)
 

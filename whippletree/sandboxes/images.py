@@ -30,6 +30,7 @@ import msgspec
 
 from whippletree.errors import ConfigurationError, SandboxError
 from whippletree.sandboxes import files
+from whippletree.sandboxes.box import WITH_IMAGES
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.sandboxes.keeper import IMAGE_LOCK
 from whippletree.sandboxes.podman import Podman, Said, Stop, program, unpack
@@ -44,7 +45,6 @@ _AT_ONCE = 2
 _CHUNK = 1 << 20
 _FRESH_SECONDS = 60.0  # an image that was asked for so recently may be about to be used
 _POLL_SECONDS = 0.05
-WITH_IMAGES = ("runc",)  # backends that run on a root file system
 
 
 class RootImage(Struct, frozen=True):
