@@ -30,9 +30,12 @@ class Kubelet:
         self.speak: Speak
         self.requests: list[web.Request] = []
         self.pings = True
+        self.refuses = False
 
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
+    async def serve(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request)
+        if self.refuses:
+            raise web.HTTPForbidden
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",), autoping=self.pings)
         await socket.prepare(request)
         await self.speak(socket, request)
@@ -47,7 +50,7 @@ async def kubelet() -> Kubelet:
 @pytest.fixture
 async def container(kubelet: Kubelet) -> AsyncIterator[Container]:
     app = web.Application()
-    app.router.add_get("/api/v1/namespaces/ns/pods/pod/exec", kubelet)
+    app.router.add_get("/api/v1/namespaces/ns/pods/pod/exec", kubelet.serve)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -127,11 +130,8 @@ async def test_a_silent_command_that_answers_pings_is_waited_for(kubelet: Kubele
     assert (await container.run(("x",), on_output=lambda data: None)).code == 0
 
 
-async def test_a_refusal_has_its_status(container: Container, kubelet: Kubelet) -> None:
-    async def refuse(request: web.Request) -> web.Response:
-        raise web.HTTPForbidden
-
-    kubelet.__class__ = type("Refusing", (Kubelet,), {"__call__": lambda self, request: refuse(request)})
+async def test_a_refusal_has_its_status(kubelet: Kubelet, container: Container) -> None:
+    kubelet.refuses = True
     with pytest.raises(ClusterError, match="403") as caught:
         await container.run(("x",), on_output=lambda data: None)
     assert caught.value.status == 403 and "pods/exec" in caught.value.next_step

@@ -1,8 +1,9 @@
 """Machines of attempts: `create` one, `attach` to one from another process, `probe` what works here, `clean` what was left.
 
 One file per backend: `bubblewrap` (own root, processes and network), `runc` and `podman_backend` (the same on an overlay, also
-of an image) and `process` (a private folder, no isolation). All are kept by the same small process (`keeper`), so that
-commands, copies, limits and clean-up behave alike.
+of an image) and `process` (a private folder, no isolation). These are kept by the same small process (`keeper`), so that
+commands, copies, limits and clean-up behave alike. A `pod` is elsewhere: it has the same protocol and no keeper (`pod`, and the
+modules whose names begin with it).
 
 Who holds whom (an arrow means: when the left end dies, the right end ends everything and goes):
 

@@ -46,7 +46,7 @@ class Behind(Cluster):
         self.watches += 1
         if self.watches == 1:
             version = "1"
-            kind = kind if self._access.tls is None else Kind("api/v1", "configmaps")  # a real server's cache knows Jobs
+            kind = kind if self.access.tls is None else Kind("api/v1", "configmaps")  # a real server's cache knows Jobs
         async for event in super().watch(kind, type, selector, version, seconds):
             yield event
 
