@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +90,26 @@ class Gateway:
             self._sessions.move_to_end(key)
         session.check_open()
         session.used = time.monotonic()
+        if session.renewal_due:
+            await self._renew(session)
+            session.check_open()
         return session
+
+    async def _renew(self, session: Session) -> None:
+        """Begin its lease anew; where the attempt is lost, seal it here too."""
+        now = time.monotonic()
+        if await asyncio.wrap_future(self._store.renew(session.key.rollout_id, session.key.attempt)) is None:
+            self._fenced(session)
+        session.renewed = now
+
+    async def renew_leases(self) -> None:
+        """Renew those of attempts that have called, or wait for a reply, since their lease began."""
+        await asyncio.gather(*(self._renew(session) for session in list(self._sessions.values()) if session.renewal_due))
+
+    @property
+    def shortest_lease(self) -> float:
+        """Seconds; infinity where no attempt in memory has a lease."""
+        return min((item.lease_seconds for item in self._sessions.values() if item.lease_seconds), default=math.inf)
 
     async def _load(self, key: AttemptKey) -> Session:
         loading = self._loading.get(key)

@@ -129,7 +129,8 @@ class Phase(Struct):
 class Attempt(Struct):
     """One try at a rollout. `attempt` counts from 1 and is the fencing token: reports of an older one change nothing.
     `cut_short`: why the agent was stopped before its own end, where the attempt was judged all the same (its time or its
-    budget was over); `cause` is set instead where it was not judged.
+    budget was over); `cause` is set instead where it was not judged. `lease_seconds`: after so much silence of whoever runs it
+    the attempt is lost (store/leases.py); 0 where it has no lease.
 
     Example: Attempt(rollout_id="s0003-g02-m5", attempt=1, started=10.0)
     """
@@ -146,6 +147,7 @@ class Attempt(Struct):
     exit_status: str = ""
     sandbox: str = ""
     cut_short: Cause | None = None
+    lease_seconds: float = 0.0
 
     def step_at(self, when: float) -> str:
         """The step whose agent was at work at `when` (seconds since the epoch): that of a call received then. "" for none."""
