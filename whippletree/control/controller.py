@@ -29,11 +29,11 @@ from pathlib import Path
 from whippletree import sandboxes
 from whippletree.control.attempt import AttemptRun, Parts, to_the_end
 from whippletree.control.policy import decide, row_of
-from whippletree.control.watchdog import LoopWatch
 from whippletree.errors import ConfigurationError, ConflictError
 from whippletree.protocols import AttemptOutcome, Store
 from whippletree.store.cancelling import Cancellations
 from whippletree.types import Attempt, Cause
+from whippletree.watchdog import LoopWatch
 
 log = logging.getLogger(__name__)
 

@@ -68,5 +68,7 @@ class GatewayConfig(Config):
     lease_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_LEASE)] = 3600.0
     """Seconds without a heartbeat, model call, event or update after which an attempt that was begun through the rollout API is
     lost (cause "host_lost"), unless its begin says otherwise. 0: never."""
+    stall_seconds: Seconds = 5.0
+    """Seconds that the event loop of a worker may stand still before the log says so, with the code that it is in."""
     session_ttl: Seconds = 86400.0
     """Seconds without a call after which a captured session ends as failed, with cause "deadline"."""

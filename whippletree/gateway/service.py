@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ from whippletree.gateway.turnstile import Turnstile
 from whippletree.gateway.wire import GatewayStatus, HoldReport, SealReport
 from whippletree.protocols import Engine, Renderer, Store
 from whippletree.types import Call, CallPayload, ChatRequest, EngineReport, ParsedMessage
+from whippletree.watchdog import LoopWatch
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class Gateway:
         self.config = config
         self.replicas = Replicas(engines, reports, load_router(config.router))
         self.turnstile = Turnstile()
+        self.watch = LoopWatch(f"the event loop of gateway process {os.getpid()}", config.stall_seconds)
         self._store = store
         self._gate = Gate(config.max_in_flight, config.hold_limit)
         self._generator = Generator(config, self._gate, self.replicas)
@@ -300,6 +303,9 @@ class Gateway:
             resumed=self._generator.resumed,
             prefix_breaks=dict(self._calls.breaks),
             engines=tuple(replica.health() for replica in self.replicas.active),
+            loop_lag=round(self.watch.lag, 4),
+            loop_lag_worst=round(self.watch.worst, 4),
+            loop_stalls=self.watch.stalls,
         )
 
     async def close(self) -> None:

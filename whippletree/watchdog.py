@@ -3,9 +3,9 @@
     loop:   beat ─► sleep ─► beat ...          (each late beat is a lag)
     thread: no beat for `limit` seconds ─► log the stack of the loop's thread, once per stall
 
-Invariants (tests/control/test_watchdog.py):
+Invariants (tests/test_watchdog.py):
 - a loop that is blocked is reported while it is blocked, with the code that it is in; one that waits is not;
-- `worst` is the longest lag so far, in seconds; nothing is left running once the watch has ended.
+- `worst` is the longest lag so far, `lag` that of the last minute, in seconds; nothing is left running once the watch is over.
 """
 
 from __future__ import annotations
@@ -23,10 +23,37 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.1
 STALL_SECONDS = 5.0
+WINDOW_SECONDS = 30.0  # `lag` looks back over this one and the one before
+
+
+class Window:
+    """The largest of the values that were added within the last one to two windows; 0.0 for none. Times of a steady clock."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._number = 0
+        self._now = self._before = 0.0
+
+    def add(self, now: float, value: float) -> None:
+        """Count a value."""
+        self._turn(now)
+        self._now = max(self._now, value)
+
+    def most(self, now: float) -> float:
+        """The largest."""
+        self._turn(now)
+        return max(self._now, self._before)
+
+    def _turn(self, now: float) -> None:
+        number = int(now / self._seconds)
+        if number != self._number:
+            self._before = self._now if number == self._number + 1 else 0.0
+            self._now = 0.0
+            self._number = number
 
 
 class LoopWatch:
-    """What is known of a loop: `worst` lag in seconds, and how many `stalls` were reported."""
+    """What is known of a loop: the lags, in seconds, and how many `stalls` were reported."""
 
     def __init__(self, name: str, limit: float = STALL_SECONDS) -> None:
         """`name`: of the loop, for people. `limit`: seconds without a beat that are a stall."""
@@ -35,7 +62,14 @@ class LoopWatch:
         self._name = name
         self._limit = limit
         self._beat = time.monotonic()
+        self._window = Window(WINDOW_SECONDS)
         self._over = threading.Event()
+
+    @property
+    def lag(self) -> float:
+        """The longest lag of the last minute or so. A stall that goes on counts: whoever asks from another thread sees it."""
+        now = time.monotonic()
+        return max(self._window.most(now), now - self._beat - BEAT_SECONDS, 0.0)
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[LoopWatch]:
@@ -56,7 +90,9 @@ class LoopWatch:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             now = time.monotonic()
-            self.worst = max(self.worst, now - self._beat - BEAT_SECONDS)
+            lag = now - self._beat - BEAT_SECONDS
+            self.worst = max(self.worst, lag)
+            self._window.add(now, lag)
             self._beat = now
 
     def _look(self, loop_thread: int) -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from whippletree.control.watchdog import LoopWatch
+from whippletree.watchdog import LoopWatch
 
 
 def blocking_reward_function(until: threading.Event) -> None:
@@ -25,7 +25,7 @@ async def test_a_blocked_loop_is_reported_with_the_code_that_it_is_in(caplog: py
                 reported.set()
 
     handler = Released()
-    logging.getLogger("whippletree.control.watchdog").addHandler(handler)
+    logging.getLogger("whippletree.watchdog").addHandler(handler)
     watch = LoopWatch("the loop of this test", limit=0.2)
     try:
         with caplog.at_level(logging.ERROR):
@@ -34,7 +34,7 @@ async def test_a_blocked_loop_is_reported_with_the_code_that_it_is_in(caplog: py
                 blocking_reward_function(reported)  # goes on only once it was reported
                 await asyncio.sleep(0.3)
     finally:
-        logging.getLogger("whippletree.control.watchdog").removeHandler(handler)
+        logging.getLogger("whippletree.watchdog").removeHandler(handler)
     assert reported.is_set() and watch.stalls >= 1 and watch.worst >= 0.05
     (said,) = [record.message for record in caplog.records if "blocking_reward_function" in record.message]
     assert "the loop of this test has stood still for 0.2 s" in said and "until.wait(30)" in said
