@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.1
 STALL_SECONDS = 5.0
+INNERMOST = 3  # lines of the stacks of other threads
 WINDOW_SECONDS = 30.0  # `lag` looks back over this one and the one before
 
 
@@ -103,6 +104,17 @@ class LoopWatch:
                 continue
             reported = beat
             self.stalls += 1
-            frame = sys._current_frames().get(loop_thread)
-            stack = "".join(traceback.format_stack(frame)) if frame is not None else "(its thread is gone)"
-            log.error("%s has stood still for %g s; it is in:\n%s", self._name, self._limit, stack)
+            log.error("%s has stood still for %g s; it is in:\n%s", self._name, self._limit, _stacks(loop_thread))
+
+
+def _stacks(loop_thread: int) -> str:
+    """The loop's stack, and where the other threads are: one of them may be keeping the interpreter from it."""
+    frames = sys._current_frames()
+    frame = frames.pop(loop_thread, None)
+    lines = traceback.format_stack(frame) if frame is not None else ["(its thread is gone)"]
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, other in frames.items():
+        if ident != threading.get_ident():
+            lines.append(f"meanwhile thread {names.get(ident, ident)} is in:\n")
+            lines += traceback.format_stack(other)[-INNERMOST:]
+    return "".join(lines)

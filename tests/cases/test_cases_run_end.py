@@ -156,7 +156,7 @@ def end(process: subprocess.Popen[str], seconds: float = 90.0) -> tuple[int, str
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_D12_a_run_ends_though_its_last_evaluation_is_slow_and_takes_its_processes_along(layout: Layout) -> None:
     with services(layout, *SERVICES) as running:
         with start(layout, "learner") as learner:
@@ -184,7 +184,7 @@ def test_D12_a_run_ends_though_its_last_evaluation_is_slow_and_takes_its_process
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("there", "missing"),
     [
@@ -202,7 +202,7 @@ def test_D12_without_a_controller_the_loop_says_so_and_ends_with_an_error(
             running["controller"].terminate()
             assert end(running["controller"])[0] == 0
         with start(layout, "learner") as learner:
-            code, said = end(learner, 120.0)
+            code, said = end(learner, 240.0)
         assert code == 2, said
         assert missing in said and "for eval rollouts" in said and "--resume" in said
         assert "Traceback" not in said
@@ -211,7 +211,7 @@ def test_D12_without_a_controller_the_loop_says_so_and_ends_with_an_error(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("gone", ["engine", "gateway"])
 def test_D12_an_engine_or_gateway_that_is_gone_is_named(layout: Layout, gone: str) -> None:
     with services(layout, *SERVICES) as running, start(layout, "learner") as learner:
@@ -221,7 +221,7 @@ def test_D12_an_engine_or_gateway_that_is_gone_is_named(layout: Layout, gone: st
                 assert learner.poll() is None and time.monotonic() < deadline
                 time.sleep(0.05)
         running[gone].kill()
-        code, said = end(learner, 120.0)
+        code, said = end(learner, 240.0)
     assert code == 2, said
     assert {"engine": "engine", "gateway": "the gateway at 127.0.0.1"}[gone] in said
     assert "Traceback" not in said and not layout.summary.exists()

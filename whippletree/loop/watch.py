@@ -2,7 +2,7 @@
 
     loop ──creates──► store ◄──claims, finishes── controller ──► gateway ──► engine
       ├─── polls what changed since the last look; wakes when `until` holds ───┘
-      └─── where nothing changes: asks whether those are there at all
+      └─── where nothing changes for a while: asks whether those are there at all
 
 Who unblocks the loop: the controller, by finishing attempts (each phase of an attempt has its own deadline). If nothing at
 all changes for `stall_limit` seconds, the wait ends with an error that says what it waited for; it never waits for ever. A
@@ -37,6 +37,11 @@ class Absence:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self._since = math.inf
+
+    @property
+    def noticed(self) -> bool:
+        """Whether somebody was missing at the last look."""
+        return self._since < math.inf
 
     def look(self, now: float, missing: str) -> float:
         """Seconds that somebody has been missing at `now`; 0.0 where nobody is, or since this very look."""
@@ -85,21 +90,21 @@ class Watch:
         began = moved = looked = time.monotonic()
         absence = Absence(self._peer_limit)
         self.refresh()
-        while not condition():
-            while True:
-                now = time.monotonic()
-                if now - began > seconds:
-                    return False
-                time.sleep(POLL_SECONDS)
-                if self.refresh():
-                    moved = looked = time.monotonic()
-                    absence = Absence(self._peer_limit)
-                    break
-                if now - looked > min(PEER_SECONDS, self._peer_limit / 4):
-                    self._look_for_peers(absence)
-                    looked = time.monotonic()
-                if now - moved > self.stall_limit:
-                    raise self._stalled()
+        holds = condition()
+        while not holds:
+            if time.monotonic() - began > seconds:
+                return False
+            time.sleep(POLL_SECONDS)
+            now = time.monotonic()
+            if self.refresh():
+                moved = now
+                looked = looked if absence.noticed else now  # what fails for want of a gateway changes too
+                holds = condition()
+            elif now - moved > self.stall_limit:
+                raise self._stalled()
+            if not holds and now - looked > min(PEER_SECONDS, self._peer_limit / 4):
+                self._look_for_peers(absence)
+                looked = time.monotonic()
         return True
 
     def _look_for_peers(self, absence: Absence) -> None:
