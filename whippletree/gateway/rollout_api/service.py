@@ -243,7 +243,7 @@ class RolloutService:
         """Renew the leases of attempts whose calls are under way here, and end those that have run out anywhere, until
         cancelled. A lease that could not be renewed, because no gateway was there, has its whole time again."""
         while True:
-            await asyncio.sleep(min(LEASE_PAUSE, self._gateway.shortest_lease / 8))
+            await asyncio.sleep(max(LOOKS[1], min(LEASE_PAUSE, self._gateway.shortest_lease / 8)))
             try:
                 await self._gateway.renew_leases()
                 served = time.monotonic() - self._since
