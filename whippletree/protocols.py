@@ -15,6 +15,7 @@ Invariants (tests/test_protocols.py): every shipped implementation satisfies its
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -330,8 +331,19 @@ class Store(Protocol):
         (a page's `next`). Whoever follows the order of changes to its end and asks again later misses none."""
         ...
 
-    def begin(self, rollout_id: str, worker: str) -> Future[Attempt]:
-        """Move one queuing rollout to running. Idempotent by worker. Raises ConflictError."""
+    def begin(self, rollout_id: str, worker: str, lease_seconds: float = 0.0) -> Future[Attempt]:
+        """Move one queuing rollout to running. Idempotent by worker. With a lease the attempt is lost once nobody renews it for
+        so many seconds of the store's clock. Raises ConflictError."""
+        ...
+
+    def renew(self, rollout_id: str, attempt: int, *, at_least: float = 0.0) -> Future[Attempt | None]:
+        """Begin the attempt's lease anew, if it has one, for `at_least` seconds where that is more. None, and nothing changes,
+        where that attempt is not under way."""
+        ...
+
+    def end_lapsed(self, longest: float = math.inf) -> list[Attempt]:
+        """End the attempts whose lease has run out, of those with a lease of at most `longest` seconds: cause HOST_LOST, and
+        the failure table decides whether their rollouts wait for another attempt. Each is ended once, whoever asks. Blocks."""
         ...
 
     def cancel(self, rollout_ids: Sequence[str], reason: str) -> Future[list[Rollout]]:

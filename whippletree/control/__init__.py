@@ -10,7 +10,6 @@
 | `keeping` | snapshots of attempts, for people to open afterwards |
 | `kubernetes/` | attempts as Jobs of a cluster instead |
 | `policy` | the failure table, blame, retries, restarts: pure decisions |
-| `watchdog` | an event loop that stands still is noticed, and where |
 | `supervisor`, `guard`, `lifeline` | child processes that are restarted, ended, and never outlive their parent |
 | `process` | the controller as a process: `python -m whippletree.control SPEC.json` |
 """

@@ -16,6 +16,7 @@ from types import FrameType
 
 import msgspec
 
+from whippletree.control.controller import absent
 from whippletree.control.imaging import backing_of
 from whippletree.errors import ConfigurationError
 from whippletree.files import write_json
@@ -85,6 +86,7 @@ def learn(config: RunConfig, layout: Layout) -> None:
     fleet = Fleet(
         GatewayControl(services.gateway_url, control_key(load_secret(layout.secret))),
         [connect_engine(config.engine, services.engine_url)],
+        patience=config.loop.peer_limit,
     )
     run = Run(
         config,
@@ -96,6 +98,7 @@ def learn(config: RunConfig, layout: Layout) -> None:
         heldout=heldout,
         model_directory=Path(services.model_directory),
         weights_directory=layout.weights,
+        missing=lambda: fleet.missing() or absent(layout.directory),
     )
     try:
         run.restore()

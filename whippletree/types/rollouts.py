@@ -162,7 +162,7 @@ class Attempt(Struct):
     `cut_short`: why the agent was stopped before its own end, where the attempt was judged all the same (its time or its
     budget was over); `cause` is set instead where it was not judged. `usage`: what its sandbox had used when the agent's
     processes had been ended, before the tests; None where that could not be measured. `snapshot`: its machine, where it was
-    kept.
+    kept. `lease_seconds`: after so much silence of whoever runs it the attempt is lost (store/leases.py); 0: it has no lease.
 
     Example: Attempt(rollout_id="s0003-g02-m5", attempt=1, started=10.0)
     """
@@ -181,6 +181,7 @@ class Attempt(Struct):
     cut_short: Cause | None = None
     usage: Usage | None = None
     snapshot: KeptSnapshot | None = None
+    lease_seconds: float = 0.0
 
     def step_at(self, when: float) -> str:
         """The step whose agent was at work at `when` (seconds since the epoch): that of a call received then. "" for none."""

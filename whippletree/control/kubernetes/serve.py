@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whippletree.control.controller import only_one
+from whippletree.control.controller import LOCK, only_one
 from whippletree.control.kubernetes.attempts import ClusterParts
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.reconciler import Reconciler
@@ -53,7 +53,7 @@ async def serve(spec: ControllerSpec, stop: asyncio.Event) -> None:
     access = open_access(config)
     secret = load_secret(Path(spec.secret))
     with (
-        only_one(directory / "controller.lock"),
+        only_one(directory / LOCK),
         open_store(Path(spec.store), config=StoreConfig(durability="power"), instance="controller") as store,
     ):
         owner = Owner(run=run_id(store), controller=label_value(spec.worker))
