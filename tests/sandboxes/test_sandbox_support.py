@@ -144,3 +144,22 @@ async def test_stop_before_start_and_a_second_start(sandbox_root: Path) -> None:
     with pytest.raises(SandboxError, match="started already"):
         await box.start()
     await box.stop()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"sandbox_id": "a/b"}, "cannot name a sandbox"),
+        ({"workdir": "app"}, "not an absolute path"),
+        ({"workdir": "/usr/app"}, "cannot be the work directory"),
+        ({"files": (("/etc/hostname", "/app/../x"),)}, "not an absolute path"),
+        ({"rootfs": "/"}, "has the host's programs"),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused_before_anything_is_made(
+    sandbox_root: Path, wrong: dict[str, object], said: str
+) -> None:
+    config = sandboxes.SandboxConfig(kind="process", root=str(sandbox_root))
+    with pytest.raises(SandboxError, match=said):
+        sandboxes.create(config, spec_of(**wrong), gateway=("127.0.0.1", 9))
+    assert left_behind(sandbox_root) == NOTHING

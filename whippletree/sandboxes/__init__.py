@@ -22,7 +22,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from whippletree.sandboxes.box import Backend, Box, attach
+    from whippletree.sandboxes.backends import Backend
+    from whippletree.sandboxes.box import Box, attach
     from whippletree.sandboxes.client import SyncExec
     from whippletree.sandboxes.config import SandboxConfig
     from whippletree.sandboxes.images import ImageCache, RootImage, no_images
@@ -58,7 +59,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Backend": "box",
+    "Backend": "backends",
     "Box": "box",
     "attach": "box",
     "create": "support",

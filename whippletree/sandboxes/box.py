@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import socket
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,56 +27,19 @@ from whippletree.protocols import (
     Snapshot,
 )
 from whippletree.sandboxes import client, wire
+from whippletree.sandboxes.backends import Backend, check
 from whippletree.sandboxes.config import SandboxConfig, root_of
 from whippletree.sandboxes.launching import launcher
 from whippletree.sandboxes.leftovers import remove_left
 from whippletree.sandboxes.network import Network
-from whippletree.sandboxes.network import check as check_network
 from whippletree.types import Usage
 
 if TYPE_CHECKING:
     from whippletree.sandboxes.pod_exec import SyncPodExec
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RECORD = "snapshot.json"
-WITH_IMAGES = ("runc", "podman")
 _ANSWER_SECONDS = 60.0
 _SNAPSHOT_SECONDS = 600.0
-_TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "run", "var", "tmp", "logs")
-_KERNELS = ("proc", "dev", "sys")  # an image may have its work directory below any other
-
-
-@dataclass(frozen=True)
-class Backend:
-    """A chosen backend. `sentence` tells people what it isolates, and why it was chosen."""
-
-    kind: Literal["bubblewrap", "podman", "process", "runc", "kubernetes"]
-    sentence: str
-    bwrap: str = ""
-    runc: str = ""
-    criu: str = ""
-    podman: str = ""
-
-
-def check_names(spec: SandboxSpec) -> None:
-    """Raises SandboxError for an id or a path that no sandbox can have."""
-    if not _ID.fullmatch(spec.sandbox_id):
-        raise SandboxError(
-            f"{spec.sandbox_id!r} cannot name a sandbox", "use up to 64 letters, digits, dots, dashes, underscores"
-        )
-    for path in (spec.workdir, *(inside for _, inside in (*spec.files, *spec.read_only))):
-        if not path.startswith("/") or ".." in path.split("/"):
-            raise SandboxError(f"{path!r}: not an absolute path without ..", "mend the path of the sandbox's spec")
-    top = spec.workdir.strip("/").split("/")
-    if top[0] in ("", *(_KERNELS if spec.rootfs and len(top) > 1 else _TAKEN)):
-        raise SandboxError(f"{spec.workdir!r} cannot be the work directory", "use a directory of its own, such as /app")
-
-
-def _checked(spec: SandboxSpec, backend: Backend) -> None:
-    check_names(spec)
-    if spec.rootfs and backend.kind not in WITH_IMAGES:
-        raise SandboxError(f"a {backend.kind} sandbox has the host's programs, not a root file system", 'set kind = "runc"')
-    check_network(spec)
 
 
 class Box:
@@ -364,7 +325,7 @@ def build(
 ) -> Box:
     """A sandbox of that backend, not started yet; of a snapshot, with its `processes` or without. Raises SandboxError for a
     spec that cannot be."""
-    _checked(spec, backend)
+    check(spec, backend)
     assert backend.kind != "kubernetes"
     request = wire.BoxRequest(
         backend=backend.kind,

@@ -30,7 +30,7 @@ import msgspec
 
 from whippletree.errors import ConfigurationError, SandboxError
 from whippletree.sandboxes import files
-from whippletree.sandboxes.box import WITH_IMAGES
+from whippletree.sandboxes.backends import WITH_IMAGES
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.sandboxes.keeper import IMAGE_LOCK
 from whippletree.sandboxes.podman import Podman, Said, Stop, program, unpack

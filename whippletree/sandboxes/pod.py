@@ -42,7 +42,7 @@ from whippletree.protocols import (
 from whippletree.sandboxes import pod_cluster, pod_files, pod_snapshots, pod_usage
 from whippletree.sandboxes import pod_manifest as manifests
 from whippletree.sandboxes import pod_scripts as scripts
-from whippletree.sandboxes.box import check_names
+from whippletree.sandboxes.backends import check_names
 from whippletree.sandboxes.client import OUTPUT_LIMIT
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.sandboxes.files import parts_of

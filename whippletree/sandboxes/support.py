@@ -16,7 +16,8 @@ from pathlib import Path
 from whippletree.errors import ConfigurationError, SandboxError
 from whippletree.protocols import Limits, Sandbox, SandboxSpec, Snapshot
 from whippletree.sandboxes import cgroups
-from whippletree.sandboxes.box import Backend, build
+from whippletree.sandboxes.backends import Backend
+from whippletree.sandboxes.box import build
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.types import Struct
 

@@ -53,7 +53,11 @@ TABLE: tuple[Row, ...] = (
     Row(cause=CauseClass.IMAGE, what="its image could not be built, fetched or unpacked", retry="attempts", waits=True),
     Row(cause=CauseClass.SETUP, what="set-up, a step's script or a healthcheck failed", retry="attempts"),
     Row(cause=CauseClass.SANDBOX, what="the sandbox did not start, or died", retry="attempts"),
-    Row(cause=CauseClass.HOST_LOST, what="the pool host, or the controller, went away, or a lease ran out", retry="attempts"),
+    Row(
+        cause=CauseClass.HOST_LOST,
+        what="the pool host went away, or the lease of an attempt that is run from outside ran out",
+        retry="attempts",
+    ),
     Row(cause=CauseClass.ENGINE, what="no engine answered", retry="attempts", waits=True),
     Row(cause=CauseClass.GATEWAY, what="the gateway did not answer", retry="attempts", waits=True),
     Row(cause=CauseClass.CAPTURE, what="the recorded calls do not line up", retry="attempts"),
