@@ -26,6 +26,7 @@ from whippletree.control.config import PoolConfig
 from whippletree.control.policy import RestartPolicy
 from whippletree.control.process import sandbox_prefix
 from whippletree.sandboxes import probe
+from whippletree.sandboxes.kernel import children_of
 from whippletree.types import CauseClass, Rollout
 
 ROLLOUTS = 240
@@ -50,6 +51,16 @@ def processes(mark: str) -> list[int]:
             continue
         if mark in command and int(path.parent.name) != os.getpid():
             found.append(int(path.parent.name))
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """Ids of the processes below a process: those of other runs on this machine are none of ours."""
+    children, found, next_ones = children_of(), set[int](), [pid]
+    while next_ones:
+        below = children.get(next_ones.pop(), [])
+        found.update(below)
+        next_ones += below
     return found
 
 
@@ -102,7 +113,7 @@ class Supervisor:
         return {
             "gateway": [self.running["gateway"].pid],
             "controller": [self.running["controller"].pid],
-            "host": processes("whippletree.control.pool_host"),
+            "host": sorted(set(processes("whippletree.control.pool_host")) & descendants(self.running["controller"].pid)),
             "sandbox": inside(sandbox_prefix(self.world.directory)),
         }
 
