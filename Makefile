@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # CPU builds of torch: this pin has one for Python 3.11; override for another platform.
 TORCH ?= torch==2.13.0
 SEED ?= 1
+# Processes that share the default tests.
+WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help env env-smollm2 env-vllm env-harnesses env-postgres env-sandboxes demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube lint format bench docs clean
@@ -49,8 +51,8 @@ demo: env  ## a small model learns through a real harness; see runs/demo/report.
 demo-smollm2: env-smollm2  ## the same with real weights (SmolLM2-135M), about a quarter of an hour
 	$(BIN)/whippletree train examples/smollm2.toml --set run.seed=$(SEED) --overwrite
 
-test: env  ## the default tests (about ten minutes)
-	$(BIN)/pytest
+test: env  ## the default tests, in WORKERS processes (about seven minutes)
+	$(BIN)/pytest -n $(WORKERS)
 
 test-slow: env  ## the demo at reduced size, kill -9 of every process, docs' commands
 	$(BIN)/pytest -m 'slow or chaos'
