@@ -56,7 +56,7 @@ def test_sampler_and_learner_are_compared_on_the_current_version_only(small_mode
     found = learner(small_model)
     samples = on_policy(found, sample_batch)
     stale = build_row(samples[:1], ADVANTAGES, WEIGHTS)
-    stale = dataclasses.replace(stale, versions=torch.where(stale.targets, 7, -1), sampler_logprobs=stale.sampler_logprobs - 1)
+    stale = dataclasses.replace(stale, versions=torch.full_like(stale.versions, 7), sampler_logprobs=stale.sampler_logprobs - 1)
     stats = found.update([stale, build_row(samples[1:], ADVANTAGES, WEIGHTS)])
     assert stats.compared_tokens == sum(int(sample.trained.sum()) for sample in samples[1:])
     assert stats.logprob_max_abs_diff < 1e-5

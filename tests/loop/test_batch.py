@@ -43,14 +43,14 @@ def weight_of(batch: Batch, rollout_id: str) -> float:
     total = 0.0
     for row in batch.rows:
         owner = {number: name.rsplit(".", 1)[0] for number, name in enumerate(row.sample_ids)}
-        for segment, weight in zip(row.segments.tolist(), row.weights.tolist(), strict=True):
-            total += weight if owner.get(segment) == rollout_id else 0.0
+        for number_of_sample, weight in zip(row.samples.tolist(), row.weights.tolist(), strict=True):
+            total += weight if owner[number_of_sample] == rollout_id else 0.0
     return round(total, 6)
 
 
 def weights_in(batch: Batch) -> set[float]:
     """Of single trained tokens."""
-    return {round(weight, 6) for row in batch.rows for weight in row.weights[row.targets].tolist()}
+    return {round(weight, 6) for row in batch.rows for weight in row.weights.tolist()}
 
 
 def trained_rollouts(batch: Batch) -> list[str]:
@@ -72,11 +72,11 @@ def test_rollouts_without_an_advantage_are_in_no_row_but_count_in_the_weights(st
 def test_dropping_a_group_changes_no_advantage_of_another(store: SqliteStore):
     rollouts = finished(store, {"g0-a": (ONE_CALL, 1.0), "g0-b": (ONE_CALL, 0.0), "g1-a": (ONE_CALL, 0.5)})
     batch = build_batch(store, rollouts, CONFIG, policy_version=0)
-    found = {round(value, 6) for row in batch.rows for value in row.advantages[row.targets].tolist()}
+    found = {round(value, 6) for row in batch.rows for value in row.advantages.tolist()}
     expected = advantages_of(rollouts[:2], normalise_std=True).values
     assert found == {round(value, 6) for value in expected.values()}
     centred = build_batch(store, rollouts, LearnerConfig(normalise_std=False), policy_version=0)
-    assert {value for row in centred.rows for value in row.advantages[row.targets].tolist()} == {0.5, -0.5}
+    assert {value for row in centred.rows for value in row.advantages.tolist()} == {0.5, -0.5}
 
 
 def test_a_failed_rollout_has_no_row_no_vote_and_no_weight(store: SqliteStore):
@@ -145,7 +145,7 @@ def test_only_the_last_attempts_calls_are_trained(store: SqliteStore):
     play(store, lambda _: (ONE_CALL, 1.0))
     batch = build_batch(store, [store.rollout("g0-a"), store.rollout("g0-b")], CONFIG, policy_version=0)
     assert [call.call_id for call in batch.calls] == ["g0-a/2/0", "g0-b/1/0"]
-    assert sum(int(row.targets.sum()) for row in batch.rows) == 4
+    assert sum(len(row.targets) for row in batch.rows) == 4
 
 
 def test_a_batch_without_signal_has_no_rows_and_no_made_up_numbers(store: SqliteStore):
@@ -159,9 +159,22 @@ def test_a_batch_without_signal_has_no_rows_and_no_made_up_numbers(store: Sqlite
 
 def test_rows_keep_to_the_token_budget(store: SqliteStore):
     rollouts = finished(store, {f"g0-{n}": (TWO_CALLS, float(n % 2)) for n in range(10)})
-    batch = build_batch(store, rollouts, CONFIG, policy_version=0)
+    end_to_end = LearnerConfig(token_budget=40, packing="rows")
+    batch = build_batch(store, rollouts, end_to_end, policy_version=0)
     assert [len(row.sample_ids) for row in batch.rows] == [4, 4, 2]  # nine tokens each, 40 to a row
     assert batch.fill == pytest.approx(90 / 120)
+
+
+def test_what_samples_share_is_laid_once_unless_told_otherwise(store: SqliteStore):
+    rollouts = finished(store, {"g0-a": (TWO_CALLS, 1.0), "g0-b": (ONE_CALL, 0.0)})
+    found = {}
+    for packing in ("tree", "rows", "single"):
+        batch = build_batch(store, rollouts, LearnerConfig(token_budget=40, packing=packing), policy_version=0)
+        assert [weight_of(batch, name) for name in ("g0-a", "g0-b")] == [1 / 2, 1 / 2]
+        metrics = batch.metrics()
+        found[packing] = (len(batch.rows), metrics["row_tokens"])
+        assert (metrics["sample_tokens"], metrics["distinct_tokens"]) == (14, 9)
+    assert found == {"tree": (1, 9), "rows": (1, 14), "single": (2, 14)}
 
 
 def test_a_rollout_listed_twice_is_refused(store: SqliteStore):

@@ -33,7 +33,10 @@ class LearnerConfig(Config):
     train_top_layers: int = 0
     """Train only this many layers from the top, and the last norm; 0 trains every parameter."""
     token_budget: int = 512
-    """Tokens of one packed row; a longer sample gets a row of its own."""
+    """Tokens of one row; a longer sample gets a row of its own."""
+    packing: Literal["tree", "rows", "single"] = "tree"
+    """How samples are laid into rows: those that begin alike behind one copy of that ("tree"), end to end ("rows"), or one
+    by one ("single"), which models need whose layers carry a state along the sequence."""
     threads: int = 1
     """Torch threads of the learner process."""
     keep_checkpoints: int = 3

@@ -19,7 +19,8 @@ import torch
 from whippletree.errors import NonFiniteError
 from whippletree.learner.config import LearnerConfig
 from whippletree.learner.loss import ppo_clip
-from whippletree.learner.model import Row, load_model, row_logprobs, score
+from whippletree.learner.model import load_model, row_logprobs, score
+from whippletree.learner.rows import Row
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Learner:
         torch.set_num_threads(config.threads)
         self.config = config
         self.temperature = temperature
-        self.model = load_model(directory, train_top_layers=config.train_top_layers)
+        self.model = load_model(directory, train_top_layers=config.train_top_layers, packing=config.packing)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
@@ -87,13 +88,12 @@ class Learner:
 
     def _accumulate(self, row: Row, sums: _Sums) -> None:
         logprobs = row_logprobs(self.model, row, self.temperature)
-        chosen = row.targets
-        sampler = row.sampler_logprobs[chosen]
+        sampler = row.sampler_logprobs
         loss, clipped = ppo_clip(
             logprobs,
             sampler,
-            row.advantages[chosen],
-            row.weights[chosen],
+            row.advantages,
+            row.weights,
             clip_low=self.config.clip_low,
             clip_high=self.config.clip_high,
         )
@@ -104,10 +104,10 @@ class Learner:
             )
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            current = row.versions[chosen] == self.policy_version
+            current = row.versions == self.policy_version
             sums.sampler.append(sampler[current])
             sums.learner.append(logprobs.detach()[current])
-            sums.tokens += int(chosen.sum())
+            sums.tokens += len(row.targets)
             sums.clipped += int(clipped.sum())
             sums.loss += float(loss)
             sums.ratio_max = max(sums.ratio_max, float(torch.exp(logprobs - sampler).max()))

@@ -17,11 +17,10 @@ from typing import Any
 
 from whippletree.batching.advantages import Advantages, GroupMember, group_advantages
 from whippletree.batching.filters import keep_groups
-from whippletree.batching.packing import SampleLength, plan_rows
+from whippletree.batching.trees import plan_forests
 from whippletree.batching.weights import SampleTokens, loss_weights
 from whippletree.learner.config import LearnerConfig
-from whippletree.learner.model import Row
-from whippletree.learner.rows import build_row
+from whippletree.learner.rows import Row, build_row
 from whippletree.loop.metrics import mean
 from whippletree.protocols import Store
 from whippletree.traces import Funnel, Trace, TracesConfig, add_funnels, alarm, build_samples, funnel, load_trace
@@ -43,6 +42,9 @@ class Batch:
     calls: list[Call]
     groups_without_signal: int
     fill: float
+    sample_tokens: int
+    row_tokens: int
+    distinct_tokens: int
     staleness: list[int]
     with_reward: int
     funnel: Funnel
@@ -62,6 +64,9 @@ class Batch:
             "staleness_mean": mean(self.staleness) or 0.0,
             "staleness_max": max(self.staleness, default=0),
             "row_fill": self.fill if self.rows else None,
+            "sample_tokens": self.sample_tokens,
+            "row_tokens": self.row_tokens,
+            "distinct_tokens": self.distinct_tokens,
             "prefix_breaks": dict(breaks),
             "trained_share": self.funnel.trained_share,
             "alarms": self.alarms,
@@ -117,17 +122,17 @@ def build_batch(
     ]
     weights = loss_weights(counts, config.loss_weights)
     by_id = {sample.sample_id: sample for sample in samples}
-    plan = plan_rows(
-        [
-            SampleLength(sample_id=sample.sample_id, rollout_id=sample.rollout_id, tokens=len(sample.token_ids))
-            for sample in samples
-            if advantages.values[sample.rollout_id] != 0.0 and sample.trained.any()
-        ],
+    plan = plan_forests(
+        {name: s.token_ids for name, s in by_id.items() if advantages.values[s.rollout_id] != 0.0 and s.trained.any()},
         config.token_budget,
+        config.packing,
     )
     failed = [rollout for rollout in rollouts if rollout.reward is None]
     return Batch(
-        rows=[build_row([by_id[name] for name in row.sample_ids], advantages.values, weights.per_token) for row in plan.rows],
+        rows=[
+            build_row([by_id[name] for name in row.names], advantages.values, weights.per_token, shared=row.shared)
+            for row in plan.rows
+        ],
         samples=len(samples),
         rollouts=len(rollouts),
         failed=len(failed),
@@ -136,6 +141,9 @@ def build_batch(
         calls=calls,
         groups_without_signal=sum(keep_groups(advantages).dropped.values()),
         fill=plan.fill,
+        sample_tokens=plan.sample_tokens,
+        row_tokens=plan.tokens,
+        distinct_tokens=plan.distinct_tokens,
         staleness=[policy_version - call.version_start for call in calls if call.version_start >= 0],
         with_reward=len(advantages.values),
         funnel=add_funnels(funnels.values()),

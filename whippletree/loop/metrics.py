@@ -22,7 +22,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 class StepMetrics(Struct):
     """One update. Seconds are wall time of this process; rates are over rollouts with a reward. `trained_share`: trained tokens
-    of those sampled; `alarms`: what is wrong with the batch, in sentences.
+    of those sampled; `alarms`: what is wrong with the batch, in sentences. `row_tokens` were computed for samples of
+    `sample_tokens`; no layout needs fewer than `distinct_tokens`.
 
     Example: StepMetrics(step=0, policy_version=1, reward_mean=0.25, rollouts=64, failed=0, ...)
     """
@@ -55,6 +56,9 @@ class StepMetrics(Struct):
     replayed: bool = False
     trained_share: float | None = None
     alarms: tuple[str, ...] = ()
+    sample_tokens: int = 0
+    row_tokens: int = 0
+    distinct_tokens: int = 0
 
 
 class EvalMetrics(Struct):

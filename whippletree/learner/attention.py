@@ -1,0 +1,139 @@
+"""What the tokens of a row see: masks made of a forest's intervals, and the check that a model obeys them.
+
+Token i sees token j if and only if j <= i < exit(j): j is on i's path (learner/rows.py). With d the depth in the tree, which is
+the position that the model is told:
+
+| layers | sees besides |
+|---|---|
+| full_attention | nothing else is asked |
+| sliding_attention, window w | d(i) - d(j) < w |
+| chunked_attention, chunks of c | d(i) // c = d(j) // c |
+
+A layer whose state runs along the row (linear attention, convolution, state space) would carry one sample's state into the next:
+such models take one sample per row. Nothing is believed: `check_rows` tries each model on a small forest when it is loaded.
+
+Masks are dense bool tensors, or FlexAttention's block masks, which leave out blocks that nobody sees.
+
+Invariants (tests/learner/test_tree_models.py):
+- in every supported model a sample's logprobs and gradients are those that it has alone;
+- a model whose layers do not obey is refused with the reason and what to set instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from whippletree.errors import ConfigurationError
+from whippletree.learner.rows import Row, build_row
+from whippletree.types import Sample
+
+Kind = Literal["full_attention", "sliding_attention", "chunked_attention"]
+KINDS: tuple[Kind, ...] = ("full_attention", "sliding_attention", "chunked_attention")
+Sees = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Indices in a row of those who look and of those who are looked at, broadcast together → bool."""
+
+PROBE = ((3, 5, 7, 9, 11, 4), (3, 5, 7, 9, 2, 6, 8), (3, 5, 1), (10, 12, 14, 3))
+"""Token ids of the samples that a model is tried on: a tree of three, and one that shares nothing."""
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+"""Largest difference of logprobs that counts as rounding: a wrong mask is off by far more."""
+
+
+def layer_kinds(model: Any) -> tuple[str, ...]:
+    """The kinds of attention in a model's layers, each once."""
+    config = model.config.get_text_config()
+    listed = getattr(config, "layer_types", None)
+    if listed:
+        return tuple(dict.fromkeys(listed))
+    return ("sliding_attention",) if getattr(config, "sliding_window", None) else ("full_attention",)
+
+
+def sees(row: Row, kind: Kind, config: Any) -> Sees:
+    """Which token of the row sees which, in a layer of that kind of a model with that (text) configuration."""
+    exits, depth = row.exits, row.positions
+
+    def on_path(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return (j <= i) & (i < exits[j])
+
+    match kind:
+        case "full_attention":
+            return on_path
+        case "sliding_attention":
+            window = config.sliding_window
+            return lambda i, j: on_path(i, j) & (depth[i] - depth[j] < window)
+        case "chunked_attention":
+            chunk = config.attention_chunk_size
+            return lambda i, j: on_path(i, j) & (depth[i] // chunk == depth[j] // chunk)
+
+
+def masks(model: Any, row: Row) -> Any:
+    """The attention mask of a row as the model takes it: one, or one per kind of layer; None where the row is a single sample.
+
+    Raises ConfigurationError for a model with a kind of layer that sees more than its mask.
+    """
+    if len(row.sample_ids) == 1:
+        return None
+    kinds = layer_kinds(model)
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise ConfigurationError(f"this model's layers of kind {', '.join(unknown)} carry state from one sample to the next", _INSTEAD)
+    config = model.config.get_text_config()
+    made = {kind: _mask(sees(row, kind, config), row, model) for kind in KINDS if kind in kinds}
+    return made if len(made) > 1 else next(iter(made.values()))
+
+
+def _mask(seen: Sees, row: Row, model: Any) -> Any:
+    length, device = len(row.token_ids), row.token_ids.device
+    implementation = model.config._attn_implementation
+    if implementation == "flex_attention":
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        return create_block_mask(lambda b, h, i, j: seen(i, j), None, None, length, length, device=str(device))
+    index = torch.arange(length, device=device)
+    allowed = seen(index[:, None], index[None, :])[None, None]
+    if implementation == "sdpa":
+        return allowed
+    dtype = next(model.parameters()).dtype
+    return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, torch.finfo(dtype).min)
+
+
+_INSTEAD = 'set learner.packing = "single": one sample per row, which any causal model can do'
+
+
+def check_rows(model: Any, logprobs: Callable[[Any, Row], torch.Tensor], *, share: bool) -> None:
+    """Compare a model's logprobs on a row of several samples (`share`: that share beginnings) with those of each sample alone.
+
+    `logprobs(model, row)` gives those of the targets, [N]. Raises ConfigurationError with how far they are apart.
+    """
+    samples = [_probe(f"probe-{number}", ids) for number, ids in enumerate(PROBE)]
+    names = {sample.sample_id: 1.0 for sample in samples}
+    row = build_row(samples, names, names, shared=None if share else [0] * len(samples))
+    by_id = {sample.sample_id: sample for sample in samples}
+    with torch.no_grad():
+        alone = torch.cat([logprobs(model, build_row([by_id[name]], names, names)) for name in row.sample_ids])
+        try:
+            found = logprobs(model, row)
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            raise ConfigurationError(f"this model cannot compute a row of several samples: {error}", _INSTEAD) from error
+    worst = float((found - alone).abs().max())
+    limit = TOLERANCE[next(model.parameters()).dtype]
+    if not worst <= limit:
+        what = "shared beginnings" if share else "several samples"
+        raise ConfigurationError(f"with {what} in a row this model's logprobs are off by {worst:.2g} (at most {limit:g})", _INSTEAD)
+
+
+def _probe(name: str, ids: tuple[int, ...]) -> Sample:
+    length = len(ids)
+    return Sample(
+        sample_id=name,
+        rollout_id=name,
+        group_id="probe",
+        call_ids=(),
+        token_ids=np.array(ids, np.int32),
+        trained=np.arange(length) > 0,
+        logprobs=np.zeros(length, np.float32),
+        versions=np.zeros(length, np.int32),
+    )
