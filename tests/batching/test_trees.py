@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whippletree.batching.trees import PrefixOrder, cut, prefix_order
+from whippletree.batching.trees import Packing, PrefixOrder, cut, plan_forests, prefix_order
 from whippletree.errors import AlignmentError, ConfigurationError
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
@@ -88,3 +88,24 @@ def test_nothing_gives_no_part_and_bad_input_is_named():
         cut(prefix_order({}), 0)
     with pytest.raises(AlignmentError, match="sample s0 has 0 tokens"):
         prefix_order(named([[]]))
+
+
+@given(SEQUENCES, st.integers(1, 30), st.sampled_from(["tree", "rows", "single"]))
+def test_rows_hold_every_sequence_once_within_the_budget(sequences: list[list[int]], budget: int, packing: Packing):
+    plan = plan_forests(named(sequences), budget, packing)
+    assert sorted(name for row in plan.rows for name in row.names) == sorted(named(sequences))
+    assert all(row.tokens <= budget or row.shared.count(0) == len(row.names) == 1 for row in plan.rows)
+    assert plan.tokens == sum(row.tokens for row in plan.rows)
+    assert plan.distinct_tokens <= plan.tokens <= plan.sample_tokens == sum(map(len, sequences))
+    assert 0 < plan.fill <= 1
+    if packing != "tree":
+        assert plan.tokens == plan.sample_tokens
+    if packing == "single":
+        assert all(len(row.names) == 1 for row in plan.rows)
+
+
+def test_a_tree_within_the_budget_is_laid_with_no_token_twice():
+    sequences = named([[1, 2, 3, *range(10, 10 + n)] for n in range(1, 9)])
+    plan = plan_forests(sequences, 20)
+    assert plan.tokens == plan.distinct_tokens == 11
+    assert plan_forests({}, 20).fill == 1.0

@@ -11,8 +11,10 @@ import torch
 import transformers
 
 from whippletree.errors import ConfigurationError
+from whippletree.learner.attention import Way
 from whippletree.learner.model import prepare_model, row_logprobs
 from whippletree.learner.rows import build_row
+from whippletree.learner.runs import NAME
 from whippletree.types import Sample
 
 SIZE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -49,12 +51,12 @@ TEMPERATURE = 0.7
 SAMPLES = 7
 
 
-def build(name: str, dtype: torch.dtype) -> Any:
+def build(name: str, dtype: torch.dtype, way: Way) -> Any:
     torch.manual_seed(4)
     model = MODELS[name]().to(dtype)
     if dtype == torch.float64 and "moe" in name:
         model.set_experts_implementation("eager")  # the fused one has no float64
-    return prepare_model(model)
+    return prepare_model(model, attention=way)
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +99,15 @@ def gradients(model: Any, loss: torch.Tensor) -> list[torch.Tensor]:
     return [torch.zeros(1) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
+@pytest.mark.parametrize("way", ["auto", "dense"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_tree_gives_each_samples_own_logprobs_and_gradients(name: str, dtype: torch.dtype, samples: list[Sample]):
-    model = build(name, dtype)
+def test_a_tree_gives_each_samples_own_logprobs_and_gradients(
+    name: str, dtype: torch.dtype, way: Way, samples: list[Sample]
+):
+    model = build(name, dtype, way)
+    by_runs = model.config._attn_implementation == NAME
+    assert by_runs == (way == "auto")
     names = {sample.rollout_id: 1.0 for sample in samples} | {sample.sample_id: 1.0 for sample in samples}
     row = build_row(samples, names, names)
     assert row.branched

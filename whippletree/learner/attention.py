@@ -12,7 +12,8 @@ the position that the model is told:
 A layer whose state runs along the row (linear attention, convolution, state space) would carry one sample's state into the next:
 such models take one sample per row. Nothing is believed: `check_rows` tries each model on a small forest when it is loaded.
 
-Masks are dense bool tensors, or FlexAttention's block masks, which leave out blocks that nobody sees.
+Three ways to compute it: by runs (learner/runs.py), which is exact in cost as well; FlexAttention's block masks on a GPU, which
+leave out blocks that nobody sees; and dense masks, which every model can do.
 
 Invariants (tests/learner/test_tree_models.py):
 - in every supported model a sample's logprobs and gradients are those that it has alone;
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 
 from whippletree.errors import ConfigurationError
+from whippletree.learner import runs
 from whippletree.learner.rows import Row, build_row
 from whippletree.types import Sample
 
@@ -35,6 +37,8 @@ Kind = Literal["full_attention", "sliding_attention", "chunked_attention"]
 KINDS: tuple[Kind, ...] = ("full_attention", "sliding_attention", "chunked_attention")
 Sees = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Indices in a row of those who look and of those who are looked at, broadcast together → bool."""
+
+Way = Literal["auto", "runs", "flex", "dense"]
 
 PROBE = ((3, 5, 7, 9, 11, 4), (3, 5, 7, 9, 2, 6, 8), (3, 5, 1), (10, 12, 14, 3))
 """Token ids of the samples that a model is tried on: a tree of three, and one that shares nothing."""
@@ -69,20 +73,24 @@ def sees(row: Row, kind: Kind, config: Any) -> Sees:
             return lambda i, j: on_path(i, j) & (depth[i] // chunk == depth[j] // chunk)
 
 
-def masks(model: Any, row: Row) -> Any:
-    """The attention mask of a row as the model takes it: one, or one per kind of layer; None where the row is a single sample.
+def look(model: Any, row: Row) -> dict[str, Any]:
+    """What to tell the model of who sees whom in a row: arguments of its forward. A row of a single sample is plainly causal.
 
     Raises ConfigurationError for a model with a kind of layer that sees more than its mask.
     """
-    if len(row.sample_ids) == 1:
-        return None
+    by_runs = model.config._attn_implementation == runs.NAME
+    if len(row.sample_ids) == 1 and not by_runs:
+        return {"attention_mask": None}
     kinds = layer_kinds(model)
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise ConfigurationError(f"this model's layers of kind {', '.join(unknown)} carry state from one sample to the next", _INSTEAD)
+        kinds_said = ", ".join(unknown)
+        raise ConfigurationError(f"this model's layers of kind {kinds_said} carry state from one sample to the next", _INSTEAD)
+    if by_runs:  # a mask of four axes is left alone
+        return {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool), "runs": runs.runs_of(row)}
     config = model.config.get_text_config()
     made = {kind: _mask(sees(row, kind, config), row, model) for kind in KINDS if kind in kinds}
-    return made if len(made) > 1 else next(iter(made.values()))
+    return {"attention_mask": made if len(made) > 1 else next(iter(made.values()))}
 
 
 def _mask(seen: Sees, row: Row, model: Any) -> Any:
@@ -101,6 +109,28 @@ def _mask(seen: Sees, row: Row, model: Any) -> Any:
 
 
 _INSTEAD = 'set learner.packing = "single": one sample per row, which any causal model can do'
+
+
+def choose(model: Any, logprobs: Callable[[Any, Row], torch.Tensor], way: Way, *, share: bool) -> str:
+    """Set the model to the first way of attention that computes rows rightly ("auto": runs, on a GPU block masks; then dense), and
+    name it. Raises ConfigurationError with what was wrong with the last one."""
+    runs.register()
+    device = next(model.parameters()).device.type
+    asked = {"auto": ("flex" if device == "cuda" else "runs", "dense")}.get(way, (way,))
+    plain = model.config._attn_implementation
+    names = {"runs": runs.NAME, "flex": "flex_attention", "dense": plain}
+    for index, name in enumerate(asked):
+        try:
+            model.set_attn_implementation(names[name])
+            check_rows(model, logprobs, share=share)
+            return name
+        except (ConfigurationError, ValueError, ImportError) as error:
+            model.set_attn_implementation(plain)
+            if index == len(asked) - 1:
+                raise error if isinstance(error, ConfigurationError) else ConfigurationError(
+                    f"this model has no attention of kind {name}: {error}", 'set learner.attention = "auto"'
+                ) from error
+    raise AssertionError("unreachable: there is always one way")
 
 
 def check_rows(model: Any, logprobs: Callable[[Any, Row], torch.Tensor], *, share: bool) -> None:

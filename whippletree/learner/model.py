@@ -16,12 +16,12 @@ import torch
 
 from whippletree.batching.trees import Packing
 from whippletree.errors import ConfigurationError
-from whippletree.learner.attention import check_rows, masks
+from whippletree.learner.attention import Way, choose, look
 from whippletree.learner.rows import Row
 
 
 
-def load_model(directory: Path, *, train_top_layers: int = 0, packing: Packing = "tree") -> Any:
+def load_model(directory: Path, *, train_top_layers: int = 0, packing: Packing = "tree", attention: Way = "auto") -> Any:
     """A causal language model in float32 from a Hugging Face directory.
 
     Raises ConfigurationError when it cannot be read, and when it cannot compute rows of that packing.
@@ -36,14 +36,14 @@ def load_model(directory: Path, *, train_top_layers: int = 0, packing: Packing =
         raise ConfigurationError(
             f"cannot load a model from {directory}: {error}", "give a Hugging Face directory with config.json and *.safetensors"
         ) from error
-    return prepare_model(model, train_top_layers=train_top_layers, packing=packing)
+    return prepare_model(model, train_top_layers=train_top_layers, packing=packing, attention=attention)
 
 
-def prepare_model(model: Any, *, train_top_layers: int = 0, packing: Packing = "tree") -> Any:
+def prepare_model(model: Any, *, train_top_layers: int = 0, packing: Packing = "tree", attention: Way = "auto") -> Any:
     """Make a model ready to train, in place. Raises ConfigurationError when it cannot compute rows of that packing."""
     model.eval()  # no dropout: the trained distribution is the sampled one
     if packing != "single":
-        check_rows(model, lambda model, row: row_logprobs(model, row, 1.0), share=packing == "tree")
+        choose(model, lambda model, row: row_logprobs(model, row, 1.0), attention, share=packing == "tree")
     if train_top_layers:
         _freeze_below(model, train_top_layers)
     return model
@@ -62,7 +62,7 @@ def _freeze_below(model: Any, top: int) -> None:
 def row_hidden(model: Any, row: Row) -> torch.Tensor:
     """The last hidden state of each token of a row: shape [T, width]."""
     hidden: torch.Tensor = model.base_model(
-        input_ids=row.token_ids[None], position_ids=row.positions[None], attention_mask=masks(model, row), use_cache=False
+        input_ids=row.token_ids[None], position_ids=row.positions[None], use_cache=False, **look(model, row)
     ).last_hidden_state[0]
     return hidden
 

@@ -1,0 +1,194 @@
+"""Tokens/s of a training step by layout of its rows: padded, packed end to end, and as trees.
+
+| traces | what they share |
+|---|---|
+| single-rollout | one rollout whose tool calls were retried and whose side calls start from the same history |
+| group | eight rollouts of one task: instructions and repository listing, then each its own way |
+| compaction-heavy | four rollouts that compacted five times: each segment begins with instructions and task, then a new summary |
+
+A step is forward, loss and backward over all samples, on a small Qwen3 in float32 on one thread. `over` is the ratio of seconds in the
+same run, best of `rounds`; the ideal saving of a tree is tokens of all samples over distinct ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from whippletree.batching.trees import Packing, plan_forests
+from whippletree.learner.loss import ppo_clip
+from whippletree.learner.model import prepare_model, row_logprobs
+from whippletree.learner.rows import build_row
+from whippletree.types import Sample
+
+VOCABULARY = 2048
+BUDGET = 2048
+
+
+def single_rollout(draw: np.random.Generator) -> list[list[int]]:
+    """One conversation of eight turns; at every second one, two further calls branch off."""
+    history = _ids(draw, 400)
+    found = []
+    for turn in range(8):
+        history = [*history, *_ids(draw, 150)]
+        if turn % 2:
+            found += [[*history, *_ids(draw, 60)] for _ in range(2)]
+    return [*found, history]
+
+
+def group(draw: np.random.Generator) -> list[list[int]]:
+    """Eight rollouts behind one prompt of 600 tokens, of very different lengths."""
+    prompt = _ids(draw, 600)
+    return [[*prompt, *_ids(draw, int(length))] for length in draw.lognormal(5.3, 0.8, 8).clip(40, 1400)]
+
+
+def compaction_heavy(draw: np.random.Generator) -> list[list[int]]:
+    """Four rollouts of six segments; all begin with the same 500 tokens, those of one rollout with 100 more."""
+    instructions = _ids(draw, 500)
+    found = []
+    for _ in range(4):
+        task = [*instructions, *_ids(draw, 100)]
+        found += [[*task, *_ids(draw, int(draw.integers(80, 400)))] for _ in range(6)]
+    return found
+
+
+WORKLOADS: dict[str, Callable[[np.random.Generator], list[list[int]]]] = {
+    "single-rollout": single_rollout,
+    "group": group,
+    "compaction-heavy": compaction_heavy,
+}
+
+
+def _ids(draw: np.random.Generator, count: int) -> list[int]:
+    found: list[int] = draw.integers(0, VOCABULARY, count).tolist()
+    return found
+
+
+def samples_of(sequences: Sequence[list[int]]) -> list[Sample]:
+    """The last fifth of each sequence is trained."""
+    made = []
+    for number, ids in enumerate(sequences):
+        length = len(ids)
+        trained = np.arange(length) >= length - length // 5
+        made.append(
+            Sample(
+                sample_id=f"s{number:03d}",
+                rollout_id=f"r{number:03d}",
+                group_id="g",
+                call_ids=(),
+                token_ids=np.array(ids, np.int32),
+                trained=trained,
+                logprobs=np.where(trained, -7.0, 0.0).astype(np.float32),
+                versions=np.zeros(length, np.int32),
+            )
+        )
+    return made
+
+
+def small_model() -> Any:
+    """A Qwen3 of 3 million parameters."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=4096,
+    )
+    return prepare_model(transformers.Qwen3ForCausalLM(config))
+
+
+def by_rows(model: Any, samples: Sequence[Sample], packing: Packing) -> Callable[[], None]:
+    """A step over rows of that packing. The rows are made here, outside of what is timed."""
+    by_id = {sample.sample_id: sample for sample in samples}
+    plan = plan_forests({name: sample.token_ids for name, sample in by_id.items()}, BUDGET, packing)
+    advantages, weights = dict.fromkeys((s.rollout_id for s in samples), 1.0), dict.fromkeys(by_id, 1e-3)
+    rows = [build_row([by_id[name] for name in row.names], advantages, weights, shared=row.shared) for row in plan.rows]
+
+    def step() -> None:
+        for row in rows:
+            logprobs = row_logprobs(model, row, 1.0)
+            loss, _ = ppo_clip(logprobs, row.sampler_logprobs, row.advantages, row.weights, clip_low=0.2, clip_high=0.2)
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def padded(model: Any, samples: Sequence[Sample]) -> Callable[[], None]:
+    """A step over batches that are padded to their longest sample: as many samples as fit BUDGET padded tokens."""
+    batches: list[list[Sample]] = []
+    for sample in samples:  # in the order in which they came, as a plain data loader has them
+        longest = max([len(sample.token_ids), *(len(other.token_ids) for other in (batches[-1] if batches else []))])
+        if batches and longest * (len(batches[-1]) + 1) <= BUDGET:
+            batches[-1].append(sample)
+        else:
+            batches.append([sample])
+    laid = []
+    for batch in batches:
+        width = max(len(sample.token_ids) for sample in batch)
+        ids, mask = torch.zeros(len(batch), width, dtype=torch.long), torch.zeros(len(batch), width, dtype=torch.long)
+        for number, sample in enumerate(batch):
+            ids[number, : len(sample.token_ids)] = torch.as_tensor(sample.token_ids.astype(np.int64))
+            mask[number, : len(sample.token_ids)] = 1
+        at = [np.flatnonzero(sample.trained) for sample in batch]
+        rows = torch.as_tensor(np.concatenate([np.full(len(own), number) for number, own in enumerate(at)]))
+        laid.append((ids, mask, rows, torch.as_tensor(np.concatenate(at))))
+
+    def step() -> None:
+        for ids, mask, rows, at in laid:
+            hidden = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            logits = model.get_output_embeddings()(hidden[rows, at - 1])
+            logprobs = logits.gather(-1, ids[rows, at][:, None])[:, 0] - torch.logsumexp(logits, -1)
+            sampled, ones = torch.full_like(logprobs, -7.0), torch.ones_like(logprobs)
+            loss, _ = ppo_clip(logprobs, sampled, ones, ones * 1e-3, clip_low=0.2, clip_high=0.2)
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def best(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Seconds of the fastest run of each, taken in turns so that a busy moment of the machine meets all of them."""
+    found = dict.fromkeys(steps, float("inf"))
+    for turn in range(rounds + 1):
+        for name, step in steps.items():
+            started = time.perf_counter()
+            step()
+            if turn:  # the first one warms up
+                found[name] = min(found[name], time.perf_counter() - started)
+    return found
+
+
+def measure(rounds: int) -> dict[str, float]:
+    """Print a line per workload; `packed_over_padded` and the rest are means over them."""
+    model = small_model()
+    results: list[tuple[float, float, float]] = []
+    print("traces            samples  tokens distinct | packed/padded  tree/packed  ideal  tree of ideal   tokens/s as tree")
+    for name, make in WORKLOADS.items():
+        samples = samples_of(make(np.random.default_rng(3)))
+        plan = plan_forests({sample.sample_id: sample.token_ids for sample in samples}, BUDGET)
+        seconds = best(
+            {
+                "padded": padded(model, samples),
+                "packed": by_rows(model, samples, "rows"),
+                "tree": by_rows(model, samples, "tree"),
+            },
+            rounds,
+        )
+        ideal = plan.sample_tokens / plan.distinct_tokens
+        packed_over_padded = seconds["padded"] / seconds["packed"]
+        tree_over_packed = seconds["packed"] / seconds["tree"]
+        results.append((packed_over_padded, tree_over_packed, tree_over_packed / ideal))
+        print(
+            f"{name:<17} {len(samples):>7} {plan.sample_tokens:>7} {plan.distinct_tokens:>8} | {packed_over_padded:>13.2f} "
+            f"{tree_over_packed:>12.2f} {ideal:>6.2f} {tree_over_packed / ideal:>14.2f} {plan.sample_tokens / seconds['tree']:>18.0f}"
+        )
+    means = [sum(column) / len(results) for column in zip(*results, strict=True)]
+    return dict(zip(("packed_over_padded", "tree_over_packed", "tree_of_ideal"), (round(m, 3) for m in means), strict=True))
