@@ -2,12 +2,13 @@
 
 | traces | what they share |
 |---|---|
-| single-rollout | one rollout whose tool calls were retried and whose side calls start from the same history |
-| group | eight rollouts of one task: instructions and repository listing, then each its own way |
-| compaction-heavy | four rollouts that compacted five times: each segment begins with instructions and task, then a new summary |
+| single-rollout | one rollout with retried tool calls, and side calls that start from the same history |
+| group | eight rollouts of one task: the same instructions, then each its own way |
+| compaction-heavy | four rollouts that compacted five times: each segment begins with instructions and task, then a summary |
 
-A step is forward, loss and backward over all samples, on a small Qwen3 in float32 on one thread. `over` is the ratio of seconds in the
-same run, best of `rounds`; the ideal saving of a tree is tokens of all samples over distinct ones.
+A step is forward, loss and backward over all samples, on a small Qwen3 in float32 on one thread. Ratios are of seconds in the
+same run, best of `rounds`. The ideal saving of a tree is in floating-point operations: those of every sample alone over those of the
+distinct tokens, each looking at its own path.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ BUDGET = 2048
 
 def single_rollout(draw: np.random.Generator) -> list[list[int]]:
     """One conversation of eight turns; at every second one, two further calls branch off."""
-    history = _ids(draw, 400)
+    history = _ids(draw, 200)
     found = []
     for turn in range(8):
-        history = [*history, *_ids(draw, 150)]
+        history = [*history, *_ids(draw, 75)]
         if turn % 2:
-            found += [[*history, *_ids(draw, 60)] for _ in range(2)]
+            found += [[*history, *_ids(draw, 30)] for _ in range(2)]
     return [*found, history]
 
 
 def group(draw: np.random.Generator) -> list[list[int]]:
-    """Eight rollouts behind one prompt of 600 tokens, of very different lengths."""
-    prompt = _ids(draw, 600)
-    return [[*prompt, *_ids(draw, int(length))] for length in draw.lognormal(5.3, 0.8, 8).clip(40, 1400)]
+    """Eight rollouts behind one prompt of 300 tokens, of very different lengths."""
+    prompt = _ids(draw, 300)
+    return [[*prompt, *_ids(draw, int(length))] for length in draw.lognormal(4.6, 0.8, 8).clip(20, 700)]
 
 
 def compaction_heavy(draw: np.random.Generator) -> list[list[int]]:
-    """Four rollouts of six segments; all begin with the same 500 tokens, those of one rollout with 100 more."""
-    instructions = _ids(draw, 500)
+    """Four rollouts of six segments; all begin with the same 250 tokens, those of one rollout with 50 more."""
+    instructions = _ids(draw, 250)
     found = []
     for _ in range(4):
-        task = [*instructions, *_ids(draw, 100)]
-        found += [[*task, *_ids(draw, int(draw.integers(80, 400)))] for _ in range(6)]
+        task = [*instructions, *_ids(draw, 50)]
+        found += [[*task, *_ids(draw, int(draw.integers(40, 200)))] for _ in range(6)]
     return found
 
 
@@ -70,11 +71,13 @@ def _ids(draw: np.random.Generator, count: int) -> list[int]:
 
 
 def samples_of(sequences: Sequence[list[int]]) -> list[Sample]:
-    """The last fifth of each sequence is trained."""
+    """Of what is new in each sequence, the second half was sampled and is trained: each token once, as in a rollout's trace."""
     made = []
+    before: list[int] = []
     for number, ids in enumerate(sequences):
-        length = len(ids)
-        trained = np.arange(length) >= length - length // 5
+        same = next((i for i, (a, b) in enumerate(zip(ids, before, strict=False)) if a != b), min(len(ids), len(before)))
+        trained = np.arange(len(ids)) >= (same + len(ids) + 1) // 2
+        before = ids
         made.append(
             Sample(
                 sample_id=f"s{number:03d}",
@@ -84,26 +87,42 @@ def samples_of(sequences: Sequence[list[int]]) -> list[Sample]:
                 token_ids=np.array(ids, np.int32),
                 trained=trained,
                 logprobs=np.where(trained, -7.0, 0.0).astype(np.float32),
-                versions=np.zeros(length, np.int32),
+                versions=np.zeros(len(ids), np.int32),
             )
         )
     return made
 
 
 def small_model() -> Any:
-    """A Qwen3 of 3 million parameters."""
+    """A Qwen3 of 5 million parameters, in which attention takes about the share that it has in a large model."""
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=4,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=2,
         num_attention_heads=6,
         num_key_value_heads=2,
-        head_dim=32,
+        head_dim=64,
         max_position_embeddings=4096,
     )
     return prepare_model(transformers.Qwen3ForCausalLM(config))
+
+
+def operations(model: Any, tokens: int, pairs: int) -> float:
+    """Of a forward: 2 per weight and token, and 4 per pair of tokens that see each other, layer and channel of the heads."""
+    config = model.config
+    weights = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name and "head" not in name)
+    return 2.0 * weights * tokens + 4.0 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * pairs
+
+
+def ideal_saving(model: Any, samples: Sequence[Sample]) -> float:
+    """Operations of samples alone over those of one forest of all of them."""
+    lengths = [len(sample.token_ids) for sample in samples]
+    alone = operations(model, sum(lengths), sum(length * (length + 1) // 2 for length in lengths))
+    names = dict.fromkeys([s.rollout_id for s in samples] + [s.sample_id for s in samples], 1.0)
+    forest = build_row(samples, names, names)
+    return alone / operations(model, len(forest.token_ids), int((forest.positions + 1).sum()))
 
 
 def by_rows(model: Any, samples: Sequence[Sample], packing: Packing) -> Callable[[], None]:
@@ -182,13 +201,14 @@ def measure(rounds: int) -> dict[str, float]:
             },
             rounds,
         )
-        ideal = plan.sample_tokens / plan.distinct_tokens
+        ideal = ideal_saving(model, samples)
         packed_over_padded = seconds["padded"] / seconds["packed"]
         tree_over_packed = seconds["packed"] / seconds["tree"]
         results.append((packed_over_padded, tree_over_packed, tree_over_packed / ideal))
         print(
             f"{name:<17} {len(samples):>7} {plan.sample_tokens:>7} {plan.distinct_tokens:>8} | {packed_over_padded:>13.2f} "
-            f"{tree_over_packed:>12.2f} {ideal:>6.2f} {tree_over_packed / ideal:>14.2f} {plan.sample_tokens / seconds['tree']:>18.0f}"
+            f"{tree_over_packed:>12.2f} {ideal:>6.2f} {tree_over_packed / ideal:>14.2f} "
+            f"{plan.sample_tokens / seconds['tree']:>18.0f}"
         )
     means = [sum(column) / len(results) for column in zip(*results, strict=True)]
     return dict(zip(("packed_over_padded", "tree_over_packed", "tree_of_ideal"), (round(m, 3) for m in means), strict=True))

@@ -18,6 +18,7 @@ Invariants (tests/batching/test_trees.py):
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -65,7 +66,7 @@ def prefix_order(sequences: Mapping[str, Int32]) -> PrefixOrder:
             raise AlignmentError(f"sample {name} has 0 tokens", "leave out empty samples")
     names = sorted(keys, key=lambda name: (keys[name], name))
     lengths = [len(sequences[name]) for name in names]
-    shared = [0, *(_common(sequences[a], sequences[b]) for a, b in zip(names, names[1:], strict=False))][: len(names)]
+    shared = [0, *(_common(sequences[a], sequences[b]) for a, b in itertools.pairwise(names))][: len(names)]
     total = sum(lengths)
     return PrefixOrder(
         names=tuple(names), lengths=tuple(lengths), shared=tuple(shared), tokens=total, distinct=total - sum(shared)

@@ -9,8 +9,8 @@ the position that the model is told:
 | sliding_attention, window w | d(i) - d(j) < w |
 | chunked_attention, chunks of c | d(i) // c = d(j) // c |
 
-A layer whose state runs along the row (linear attention, convolution, state space) would carry one sample's state into the next:
-such models take one sample per row. Nothing is believed: `check_rows` tries each model on a small forest when it is loaded.
+A layer whose state runs along the row (linear attention, convolution, state space) would carry one sample into the next: such
+models take one sample per row. Nothing is believed: `check_rows` tries each model on a small forest when it is loaded.
 
 Three ways to compute it: by runs (learner/runs.py), which is exact in cost as well; FlexAttention's block masks on a GPU, which
 leave out blocks that nobody sees; and dense masks, which every model can do.
@@ -112,8 +112,8 @@ _INSTEAD = 'set learner.packing = "single": one sample per row, which any causal
 
 
 def choose(model: Any, logprobs: Callable[[Any, Row], torch.Tensor], way: Way, *, share: bool) -> str:
-    """Set the model to the first way of attention that computes rows rightly ("auto": runs, on a GPU block masks; then dense), and
-    name it. Raises ConfigurationError with what was wrong with the last one."""
+    """Set the model to the first way of attention that computes rows rightly, and name it. "auto" tries runs, or on a GPU
+    block masks, and then dense masks. Raises ConfigurationError with what was wrong with the last one."""
     runs.register()
     device = next(model.parameters()).device.type
     asked = {"auto": ("flex" if device == "cuda" else "runs", "dense")}.get(way, (way,))
@@ -127,8 +127,12 @@ def choose(model: Any, logprobs: Callable[[Any, Row], torch.Tensor], way: Way, *
         except (ConfigurationError, ValueError, ImportError) as error:
             model.set_attn_implementation(plain)
             if index == len(asked) - 1:
-                raise error if isinstance(error, ConfigurationError) else ConfigurationError(
-                    f"this model has no attention of kind {name}: {error}", 'set learner.attention = "auto"'
+                raise (
+                    error
+                    if isinstance(error, ConfigurationError)
+                    else ConfigurationError(
+                        f"this model has no attention of kind {name}: {error}", 'set learner.attention = "auto"'
+                    )
                 ) from error
     raise AssertionError("unreachable: there is always one way")
 
@@ -152,7 +156,9 @@ def check_rows(model: Any, logprobs: Callable[[Any, Row], torch.Tensor], *, shar
     limit = TOLERANCE[next(model.parameters()).dtype]
     if not worst <= limit:
         what = "shared beginnings" if share else "several samples"
-        raise ConfigurationError(f"with {what} in a row this model's logprobs are off by {worst:.2g} (at most {limit:g})", _INSTEAD)
+        raise ConfigurationError(
+            f"with {what} in a row this model's logprobs are off by {worst:.2g} (at most {limit:g})", _INSTEAD
+        )
 
 
 def _probe(name: str, ids: tuple[int, ...]) -> Sample:

@@ -38,8 +38,8 @@ class LearnerConfig(Config):
     """How samples are laid into rows: those that begin alike behind one copy of that ("tree"), end to end ("rows"), or one
     by one ("single"), which models need whose layers carry a state along the sequence."""
     attention: Literal["auto", "runs", "flex", "dense"] = "auto"
-    """How attention in a row is computed: by runs ("runs"), with FlexAttention's block masks ("flex", a GPU), with a mask of the
-    whole row ("dense"); "auto" tries them, in this order of preference for where it runs."""
+    """How attention in a row is computed: by runs ("runs"), with FlexAttention's block masks ("flex", a GPU), with a mask of
+    the whole row ("dense"); "auto": block masks on a GPU, runs elsewhere, and dense where those cannot."""
     threads: int = 1
     """Torch threads of the learner process."""
     keep_checkpoints: int = 3

@@ -55,7 +55,9 @@ class Learner:
         torch.set_num_threads(config.threads)
         self.config = config
         self.temperature = temperature
-        self.model = load_model(directory, train_top_layers=config.train_top_layers, packing=config.packing, attention=config.attention)
+        self.model = load_model(
+            directory, train_top_layers=config.train_top_layers, packing=config.packing, attention=config.attention
+        )
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,

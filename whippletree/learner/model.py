@@ -20,7 +20,6 @@ from whippletree.learner.attention import Way, choose, look
 from whippletree.learner.rows import Row
 
 
-
 def load_model(directory: Path, *, train_top_layers: int = 0, packing: Packing = "tree", attention: Way = "auto") -> Any:
     """A causal language model in float32 from a Hugging Face directory.
 

@@ -1,7 +1,7 @@
 """From samples to rows of tensors.
 
-A row is a forest: samples that begin with the same tokens lie behind one copy of that beginning, which is computed once, forward
-and backward. Every token knows where its subtree ends (`exits`) and which token it follows on its path (`parents`).
+A row is a forest: samples that begin with the same tokens lie behind one copy of that beginning, which is computed once,
+forward and backward. Every token knows where its subtree ends (`exits`) and which token it follows on its path (`parents`).
 
     samples a b c d, a b x, e f    index    0  1  2  3  4  5  6
                                    token    a  b  c  d  x  e  f
@@ -33,8 +33,8 @@ from whippletree.types import Sample
 class Row:
     """Samples laid as a forest of T tokens with N targets, the trained tokens; sample by sample, along each sample.
 
-    Shape [T]: `token_ids`; `positions` (depth in the own tree); `exits` (index behind the last token of the subtree); `parents`
-    (index of the token before it on its path, -1 at a root).
+    Shape [T]: `token_ids`; `positions` (depth in the own tree); `exits` (index behind the last token of the subtree);
+    `parents` (index of the token before it on its path, -1 at a root).
     Shape [N]: `targets` (index of the token in the row); `samples` (number of its sample in `sample_ids`); `sampler_logprobs`;
     `versions`; `advantages`; `weights`.
     """
@@ -53,7 +53,7 @@ class Row:
 
     @property
     def branched(self) -> bool:
-        """True where samples share tokens: some token has more than one that follows it, or is the end of one and not of all."""
+        """True where more than one token of the row follows some token."""
         follows = torch.arange(len(self.parents)) - 1
         return bool(((self.parents != follows) & (self.parents >= 0)).any())
 
@@ -114,11 +114,15 @@ class _Forest:
 
     def add(self, sample: Sample, common: int) -> None:
         if sample.trained[:1].any():
-            raise AlignmentError(f"sample {sample.sample_id} trains its first token, before which there is none", "mend its mask")
+            raise AlignmentError(
+                f"sample {sample.sample_id} trains its first token, before which there is none", "mend its mask"
+            )
         new = np.arange(self._length, self._length + len(sample.token_ids) - common)
         begun = self.paths[-1][:common] if common else np.zeros(0, np.int64)
         if len(begun) < common:
-            raise AlignmentError(f"sample {sample.sample_id} shares {common} tokens with one of {len(begun)}", "sort the samples")
+            raise AlignmentError(
+                f"sample {sample.sample_id} shares {common} tokens with one of {len(begun)}", "sort the samples"
+            )
         self.token_ids.append(sample.token_ids[common:])
         self.positions.append(np.arange(common, len(sample.token_ids)))
         parents = new - 1

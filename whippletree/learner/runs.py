@@ -1,7 +1,7 @@
 """Attention over a forest without a mask of the whole row: run by run.
 
-A run is a stretch of a row in which every token follows the one before it on its path. Its tokens see the path before the run and,
-causally, the run itself, so each run is one attention over exactly the keys that it needs: nothing is computed that nobody
+A run is a stretch of a row in which every token follows the one before it on its path. Its tokens see the path before the run
+and, causally, the run itself, so each run is one attention over exactly the keys that it needs: nothing is computed that nobody
 sees, and samples that lie end to end cost what they cost alone.
 
     index    0 1 2 3 | 4 | 5 6       runs [0,4) [4,5) [5,7); the path before run [4,5) is 0 1
@@ -13,7 +13,6 @@ Invariants (tests/learner/test_runs.py): every token is in one run; the path bef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +87,7 @@ def attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if runs is None and softcap is not None:
         mask = None if attention_mask is None else attention_mask[0, 0]
-        return _one(query, key, value, mask, scale, softcap).transpose(1, 2).contiguous(), None
+        return _one((query, key, value), mask, scale, softcap).transpose(1, 2).contiguous(), None
     if runs is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -110,14 +109,15 @@ def attention(
         length = run.end - run.start
         whole = not len(before) and not (window and length > window)
         mask = None if whole else runs.mask(len(before), length, window, query.device)
-        parts.append(_one(q, k, v, mask, scale, softcap))
+        parts.append(_one((q, k, v), mask, scale, softcap))
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
 
 
 def _one(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float | None
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor], mask: torch.Tensor | None, scale: float, softcap: float | None
 ) -> torch.Tensor:
-    """One run: causal where there is no mask."""
+    """One run of query, key and value: causal where there is no mask."""
+    q, k, v = states
     if softcap is None:
         grouped = q.shape[1] != k.shape[1]
         return functional.scaled_dot_product_attention(
@@ -137,12 +137,3 @@ def register() -> None:
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
-def paths(runs: Sequence[Run]) -> list[list[int]]:
-    """For every token of a row in order, the indices that it sees."""
-    found = []
-    for run in runs:
-        before = run.before.tolist()
-        found += [[*before, *range(run.start, index + 1)] for index in range(run.start, run.end)]
-    return found
