@@ -7,8 +7,8 @@
 | compaction-heavy | four rollouts that compacted five times: each segment begins with instructions and task, then a summary |
 
 A step is forward, loss and backward over all samples, on a small Qwen3 in float32 on one thread. Ratios are of seconds in the
-same run, best of `rounds`. The ideal saving of a tree is in floating-point operations: those of every sample alone over those of the
-distinct tokens, each looking at its own path.
+same run, best of `rounds`. The ideal saving of a tree is in floating-point operations: those of every sample alone over those
+of the distinct tokens, each looking at its own path.
 """
 
 from __future__ import annotations
