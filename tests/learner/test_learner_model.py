@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from whippletree.errors import ConfigurationError
-from whippletree.learner.model import SHARED, load_model, row_logprobs, score
+from whippletree.learner.model import SHARED, load_model, score
 from whippletree.learner.rows import build_row, shared_beginning
+from whippletree.learner.scoring import row_logprobs
 from whippletree.types import Sample
 
 ONES = {f"r{n}": 1.0 for n in range(9)}

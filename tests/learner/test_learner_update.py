@@ -31,7 +31,7 @@ def parameters(found: Learner) -> list[torch.Tensor]:
 
 def on_policy(found: Learner, samples: list[Sample]) -> list[Sample]:
     """The samples with the learner's own logprobs as the sampler's."""
-    from whippletree.learner.model import row_logprobs
+    from whippletree.learner.scoring import row_logprobs
 
     result = []
     for sample in samples:

@@ -1,6 +1,7 @@
 """Checkpoints in Hugging Face layout, and the weights directory that engines load from.
 
-A checkpoint directory holds config.json, model.safetensors, the tokenizer's files, optimizer.pt and state.json.
+A checkpoint directory holds config.json, model.safetensors, the tokenizer's files, optimizer.pt and state.json, and
+critic.pt where there is a critic.
 Invariants (tests/learner/test_learner_update.py):
 - a checkpoint appears whole or not at all (written beside, synced, renamed);
 - a learner restored from it makes the same next update, bit for bit.
@@ -16,6 +17,7 @@ import msgspec
 import torch
 
 from whippletree.errors import StoreError
+from whippletree.learner.critic import Critic
 from whippletree.learner.learner import Learner
 from whippletree.types import Struct, WeightUpdate
 
@@ -54,6 +56,8 @@ def save(learner: Learner, directory: Path, *, step: int, tokenizer_from: Path) 
     learner.model.save_pretrained(str(partial))
     copy_tokenizer(tokenizer_from, partial)
     torch.save(learner.optimizer.state_dict(), partial / "optimizer.pt")
+    if learner.critic is not None:
+        torch.save(learner.critic.state_dict(), partial / "critic.pt")
     state = CheckpointState(step=step, policy_version=learner.policy_version)
     (partial / "state.json").write_bytes(msgspec.json.encode(state))
     for file in partial.iterdir():
@@ -95,8 +99,16 @@ def restore(learner: Learner, checkpoint: Path) -> CheckpointState:
         raise StoreError(f"{checkpoint} does not fit the model: missing {missing}, unexpected {unexpected}", "check [model]")
     learner.model.tie_weights()
     learner.optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True))
+    if learner.critic is not None:
+        _restore_critic(learner.critic, checkpoint / "critic.pt")
     learner.policy_version = state.policy_version
     return state
+
+
+def _restore_critic(critic: Critic, file: Path) -> None:
+    if not file.is_file():
+        raise StoreError(f"{file} is missing: the checkpoint was written without a critic", 'set learner.critic.kind = "none"')
+    critic.load_state_dict(torch.load(file, weights_only=True))
 
 
 def prune(directory: Path, *, keep: int) -> None:

@@ -1,8 +1,8 @@
-"""The policy on the learner's side: a transformers causal language model and its logprobs on packed rows.
+"""The policy on the learner's side: a transformers causal language model, and packed rows.
 
 Invariants (tests/learner/test_learner_model.py):
-- logprobs of a sample in a packed row equal those of the sample alone, to 1e-5 in float32;
-- logits are computed only where the sampler spoke, at the run's temperature, in float32.
+- a row's columns beyond the required ones are None where nothing needs them;
+- only what is asked for is trained, and no dropout is active: the trained distribution is the sampled one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class Row:
     """Samples laid end to end. All columns have shape [T]; `segments` numbers the samples of the row from 0, SHARED marks
     the tokens that all of them begin with, laid once at the row's beginning.
 
-    `targets` marks trained tokens; for those `sampler_logprobs`, `versions`, `advantages` and `weights` are set.
+    `targets` marks trained tokens; for those `sampler_logprobs`, `versions`, `advantages` and `weights` are set, and whichever
+    of the other columns a loss needs: logprobs of the learner before the update (`proximal`), of a reference and of a teacher,
+    the teacher's K best tokens (shape [T, K]), and a critic's values before the update and returns. What stands at other places
+    has no influence, whatever it is.
     """
 
     token_ids: torch.Tensor
@@ -37,9 +40,16 @@ class Row:
     advantages: torch.Tensor
     weights: torch.Tensor
     sample_ids: tuple[str, ...]
+    proximal_logprobs: torch.Tensor | None = None
+    reference_logprobs: torch.Tensor | None = None
+    teacher_logprobs: torch.Tensor | None = None
+    teacher_top_ids: torch.Tensor | None = None
+    teacher_top_logprobs: torch.Tensor | None = None
+    old_values: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
 
 
-def load_model(directory: Path, *, train_top_layers: int = 0) -> Any:
+def load_model(directory: Path, *, train_top_layers: int = 0, activation_checkpointing: bool = False) -> Any:
     """A causal language model in float32 from a Hugging Face directory. Raises ConfigurationError when it cannot be read."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -54,7 +64,26 @@ def load_model(directory: Path, *, train_top_layers: int = 0) -> Any:
     model.eval()  # no dropout: the trained distribution is the sampled one
     if train_top_layers:
         _freeze_below(model, train_top_layers)
+    if activation_checkpointing:
+        _recompute_activations(model, directory)
     return model
+
+
+def load_frozen(directory: Path) -> Any:
+    """A model that only scores: a reference or a teacher. Raises ConfigurationError."""
+    return load_model(directory).requires_grad_(False)
+
+
+def _recompute_activations(model: Any, directory: Path) -> None:
+    """Layers keep only their inputs. transformers recomputes in training mode alone, so the layers themselves are in it; what
+    is inside them is not, and has no dropout."""
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise ConfigurationError(
+            f"learner.activation_checkpointing: the model in {directory} cannot recompute its activations", "switch it off"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.model.layers:
+        layer.training = True
 
 
 def _freeze_below(model: Any, top: int) -> None:
@@ -73,18 +102,6 @@ def attention_mask(segments: torch.Tensor) -> torch.Tensor:
     length = segments.shape[0]
     visible = (segments[:, None] == segments[None, :]) | (segments == SHARED)[None, :]
     return (visible & torch.ones(length, length, dtype=torch.bool).tril())[None, None]
-
-
-def row_logprobs(model: Any, row: Row, temperature: float) -> torch.Tensor:
-    """Logprob of each trained token of a row under softmax(logits / temperature): shape [number of targets], float32."""
-    hidden = model.model(
-        input_ids=row.token_ids[None], position_ids=row.positions[None], attention_mask=attention_mask(row.segments)
-    ).last_hidden_state[0]
-    targets = torch.nonzero(row.targets, as_tuple=True)[0]
-    logits = model.lm_head(hidden[targets - 1]).float() / temperature
-    chosen = logits.gather(-1, row.token_ids[targets][:, None])[:, 0]
-    logprobs: torch.Tensor = chosen - torch.logsumexp(logits, dim=-1)
-    return logprobs
 
 
 @torch.no_grad()

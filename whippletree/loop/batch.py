@@ -4,7 +4,8 @@
         └────► groups ─► advantages (one vote each) ──┼─► weights (Eq. 16) ─► plan ─► rows
 Invariants (tests/loop/test_batch.py):
 - advantages and loss weights are fixed before any row is dropped;
-- a rollout without a reward is in no row; a rollout whose advantage is exactly 0 is in no row but counts in the weights;
+- a rollout without a reward is in no row; a rollout whose advantage is exactly 0 is in no row but counts in the weights, unless
+  the loss has a gradient there too (`LearnerConfig.trains_all_rows`);
 - a rollout with calls and no trained token, and a batch that trains too little of what was sampled, is in `alarms`.
 """
 
@@ -121,7 +122,7 @@ def build_batch(
         [
             SampleLength(sample_id=sample.sample_id, rollout_id=sample.rollout_id, tokens=len(sample.token_ids))
             for sample in samples
-            if advantages.values[sample.rollout_id] != 0.0 and sample.trained.any()
+            if (advantages.values[sample.rollout_id] != 0.0 or config.trains_all_rows) and sample.trained.any()
         ],
         config.token_budget,
     )

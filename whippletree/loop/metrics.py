@@ -22,7 +22,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 class StepMetrics(Struct):
     """One update. Seconds are wall time of this process; rates are over rollouts with a reward. `trained_share`: trained tokens
-    of those sampled; `alarms`: what is wrong with the batch, in sentences.
+    of those sampled; `alarms`: what is wrong with the batch or the update, in sentences; `learner`: the loss's own diagnostics
+    (docs/learner.md).
 
     Example: StepMetrics(step=0, policy_version=1, reward_mean=0.25, rollouts=64, failed=0, ...)
     """
@@ -55,6 +56,7 @@ class StepMetrics(Struct):
     replayed: bool = False
     trained_share: float | None = None
     alarms: tuple[str, ...] = ()
+    learner: dict[str, float] = {}
 
 
 class EvalMetrics(Struct):
@@ -145,7 +147,11 @@ class Log:
 
         rows = [
             msgspec.to_builtins(line)
-            | {"prefix_breaks": msgspec.json.encode(line.prefix_breaks).decode(), "alarms": "\n".join(line.alarms)}
+            | {
+                "prefix_breaks": msgspec.json.encode(line.prefix_breaks).decode(),
+                "alarms": "\n".join(line.alarms),
+                "learner": msgspec.json.encode(line.learner).decode(),
+            }
             for line in self.steps()
         ]
         path = self.directory / "metrics.parquet"

@@ -194,7 +194,8 @@ class Run:
             seconds_update=time.time() - started,
             seconds_publish=0.0,
             replayed=replayed,
-            **batch.metrics(),
+            learner=dict(stats.metrics),
+            **{**batch.metrics(), "alarms": (*batch.alarms, *stats.alarms)},
         )
         self.log.append("metrics", metrics)
         last = self.step == self.config.loop.steps

@@ -1,0 +1,90 @@
+"""The critic: what a value function predicts from each state, with an optimiser of its own.
+
+A state's value is predicted where the policy predicts its token: V of a trained token is that of the state before it. The head
+begins at zero, so the first values are 0.
+
+Invariants (tests/learner/test_learner_critic.py):
+- a value model's loss reaches no parameter of the policy; a value head's reaches the policy's layers, times its coefficient;
+- values of a sample do not depend on the row that it lies in;
+- advantages and returns are computed on each sample's own path; a token that samples share is trained in one of them only, so
+  it gets one advantage and one return;
+- a restored critic makes the same next update, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from whippletree.learner.config import HeadCritic, ModelCritic
+from whippletree.learner.model import Row, load_model
+from whippletree.learner.scoring import predicting_states
+
+FloatColumn = npt.NDArray[np.float64]
+Estimator = Callable[[FloatColumn, FloatColumn], tuple[FloatColumn, FloatColumn]]
+"""(rewards, values) of the trained tokens of one path, both [n] → (advantages, returns), both [n]."""
+
+
+class Critic:
+    """A value head on the policy's hidden states, or on those of a model of its own."""
+
+    def __init__(self, config: HeadCritic | ModelCritic, policy: Any, directory: Path, *, bf16: bool) -> None:
+        self.config = config
+        self.bf16 = bf16
+        self.model: Any = None
+        if isinstance(config, ModelCritic):
+            self.model = load_model(Path(config.path) if config.path else directory)
+            self.model.lm_head.requires_grad_(self.model.config.tie_word_embeddings)
+        self.head = torch.nn.Linear(int(policy.config.hidden_size), 1)
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+        inside = [] if self.model is None else [found for found in self.model.parameters() if found.requires_grad]
+        self.parameters: list[torch.nn.Parameter] = [*self.head.parameters(), *inside]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, weight_decay=0.0)
+
+    def values(self, row: Row, policy_hidden: torch.Tensor) -> torch.Tensor:
+        """Values of a row's trained tokens, [N], with gradient. `policy_hidden`: the policy's states there, [N, H]."""
+        hidden = policy_hidden if self.model is None else predicting_states(self.model, row, bf16=self.bf16)
+        values: torch.Tensor = self.head(hidden)[:, 0]
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and optimiser, for a checkpoint."""
+        model = None if self.model is None else self.model.state_dict()
+        return {"head": self.head.state_dict(), "model": model, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what a checkpoint holds."""
+        self.head.load_state_dict(state["head"])
+        if self.model is not None:
+            self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def with_returns(
+    rows: Sequence[Row], values: Sequence[torch.Tensor], rewards: Mapping[str, float], estimate: Estimator
+) -> list[Row]:
+    """Rows with advantages, returns and old values from a critic. `values` are the rows' columns ([T], of `Learner.values`),
+    `rewards` each sample's reward by sample_id, paid at its last trained token, and `estimate` the estimator (γ and λ filled
+    in)."""
+    return [_row_returns(row, column, rewards, estimate) for row, column in zip(rows, values, strict=True)]
+
+
+def _row_returns(row: Row, values: torch.Tensor, rewards: Mapping[str, float], estimate: Estimator) -> Row:
+    advantages, returns = torch.zeros_like(row.advantages), torch.zeros_like(row.advantages)
+    for number, sample_id in enumerate(row.sample_ids):
+        own = row.targets & (row.segments == number)
+        count = int(own.sum())
+        if not count:
+            continue
+        paid = np.zeros(count)
+        paid[-1] = rewards[sample_id]
+        found = estimate(paid, values[own].double().numpy())
+        advantages[own], returns[own] = (torch.as_tensor(column).to(advantages.dtype) for column in found)
+    return replace(row, advantages=advantages, returns=returns, old_values=values)
