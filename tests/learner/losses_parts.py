@@ -93,8 +93,8 @@ def value_and_gradient(loss: Loss, tokens: Tokens, *, leaf: str = "logprobs") ->
 def plain(tokens: Tokens) -> list[Token]:
     assert tokens.reference_logprobs is not None and tokens.teacher_logprobs is not None
     columns = (
-        tokens.logprobs, tokens.logprobs, tokens.sampler_logprobs, tokens.proximal_logprobs, tokens.old_logprobs, tokens.advantages,
-        tokens.reference_logprobs, tokens.teacher_logprobs, tokens.sequences,
+        tokens.logprobs, tokens.logprobs, tokens.sampler_logprobs, tokens.proximal_logprobs, tokens.old_logprobs,
+        tokens.advantages, tokens.reference_logprobs, tokens.teacher_logprobs, tokens.sequences,
     )  # fmt: skip
     return [Token(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 

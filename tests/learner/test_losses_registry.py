@@ -143,7 +143,12 @@ def test_losses_that_learn_without_advantages_keep_all_rows():
 
 
 def test_settings_are_checked_without_torch():
-    code = "import sys; from whippletree.learner.config import LearnerConfig; LearnerConfig().check(); sys.exit('torch' in sys.modules)"
+    code = """
+import sys
+from whippletree.learner.config import LearnerConfig
+LearnerConfig().check()
+sys.exit("torch" in sys.modules)
+"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -170,7 +170,9 @@ def test_a_clipped_value_has_no_gradient_where_it_moved_past_the_clip_and_is_bet
 def test_missing_columns_are_named():
     tokens = of_logprobs([-1.0], [-1.0], [1.0])
     for loss, column in (
-        (partial(kl_loss, estimator="k3"), "reference_logprobs"), (entropy_bonus, "entropy"), (partial(value_loss, clip=0.2), "values"),
+        (partial(kl_loss, estimator="k3"), "reference_logprobs"),
+        (entropy_bonus, "entropy"),
+        (partial(value_loss, clip=0.2), "values"),
     ):  # fmt: skip
         with pytest.raises(ConfigurationError, match=column):
             loss(tokens)

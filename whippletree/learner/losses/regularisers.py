@@ -33,11 +33,11 @@ def kl_estimate(logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estima
         return -gap
     if estimator == "k2":
         inside = gap.clamp(-KL_LIMIT, KL_LIMIT)
-        beyond = gap - inside
-        return 0.5 * inside * inside + inside.detach() * beyond
-    inside = gap.clamp(max=KL_LIMIT)
-    beyond = gap - inside
-    return torch.expm1(inside) + math.exp(KL_LIMIT) * beyond - gap
+        return torch.where(gap.abs() <= KL_LIMIT, 0.5 * inside * inside, KL_LIMIT * gap.abs() - 0.5 * KL_LIMIT**2)
+    slope = math.exp(KL_LIMIT)
+    tangent = slope * (gap - KL_LIMIT) + math.expm1(KL_LIMIT)
+    grown = torch.where(gap <= KL_LIMIT, torch.expm1(gap.clamp(max=KL_LIMIT)), tangent)
+    return grown - gap
 
 
 def kl_loss(tokens: Tokens, *, estimator: Estimator) -> LossOutput:
