@@ -86,5 +86,5 @@ def _row_returns(row: Row, values: torch.Tensor, rewards: Mapping[str, float], e
         paid = np.zeros(count)
         paid[-1] = rewards[sample_id]
         found = estimate(paid, values[own].double().numpy())
-        advantages[own], returns[own] = (torch.as_tensor(column).to(advantages.dtype) for column in found)
+        advantages[own], returns[own] = (torch.from_numpy(np.array(column)).to(advantages.dtype) for column in found)
     return replace(row, advantages=advantages, returns=returns, old_values=values)

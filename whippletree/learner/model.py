@@ -8,11 +8,13 @@ Invariants (tests/learner/test_learner_model.py):
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from whippletree.errors import ConfigurationError
 
@@ -65,7 +67,7 @@ def load_model(directory: Path, *, train_top_layers: int = 0, activation_checkpo
     if train_top_layers:
         _freeze_below(model, train_top_layers)
     if activation_checkpointing:
-        _recompute_activations(model, directory)
+        _recompute_activations(model)
     return model
 
 
@@ -74,16 +76,10 @@ def load_frozen(directory: Path) -> Any:
     return load_model(directory).requires_grad_(False)
 
 
-def _recompute_activations(model: Any, directory: Path) -> None:
-    """Layers keep only their inputs. transformers recomputes in training mode alone, so the layers themselves are in it; what
-    is inside them is not, and has no dropout."""
-    if not getattr(model, "supports_gradient_checkpointing", False):
-        raise ConfigurationError(
-            f"learner.activation_checkpointing: the model in {directory} cannot recompute its activations", "switch it off"
-        )
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+def _recompute_activations(model: Any) -> None:
+    """Layers keep only their inputs; the backward pass computes what is inside them again."""
     for layer in model.model.layers:
-        layer.training = True
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _freeze_below(model: Any, top: int) -> None:

@@ -70,7 +70,10 @@ def predicting_states(model: Any, row: Row, *, bf16: bool = False) -> torch.Tens
     """The last hidden states that predict a row's trained tokens, each one place before its token: [N, H], float32."""
     with torch.autocast(row.token_ids.device.type, dtype=torch.bfloat16, enabled=bf16):
         hidden = model.model(
-            input_ids=row.token_ids[None], position_ids=row.positions[None], attention_mask=attention_mask(row.segments)
+            input_ids=row.token_ids[None],
+            position_ids=row.positions[None],
+            attention_mask=attention_mask(row.segments),
+            use_cache=False,
         ).last_hidden_state[0]
     targets = torch.nonzero(row.targets, as_tuple=True)[0]
     states: torch.Tensor = hidden[targets - 1].float()
