@@ -61,12 +61,12 @@ def test_kl_in_the_reward_changes_advantages_and_adds_no_term():
     assert found.per_token.tolist() == pytest.approx((-(tokens.advantages - to_go) * tokens.logprobs).tolist(), abs=1e-12)
 
 
-@pytest.mark.parametrize("masking", ["token", "sequence", "geometric"])
-def test_corrections_multiply_and_select_the_loss_but_not_the_other_terms(masking: str):
+@pytest.mark.parametrize(("masking", "low", "high"), [("token", 0.6, 2.0), ("sequence", 0.6, 2.0), ("geometric", 0.9, 1.1)])
+def test_corrections_multiply_and_select_the_loss_but_not_the_other_terms(masking: str, low: float, high: float):
     tokens = random_tokens(3, spread=0.6)
-    settings: dict[str, Any] = {"truncate": "token", "cap": 1.1, "mask": masking, "mask_low": 0.6, "mask_high": 2.0}
+    settings: dict[str, Any] = {"truncate": "token", "cap": 1.1, "mask": masking, "mask_low": low, "mask_high": high}
     found = objective(old_logprobs="learner", loss={"name": "cispo"}, correction=settings, entropy_bonus=0.5)(tokens)
-    correction = correct(tokens, truncate="token", cap=1.1, masking=masking, mask_low=0.6, mask_high=2.0)  # type: ignore[arg-type]
+    correction = correct(tokens, truncate="token", cap=1.1, masking=masking, mask_low=low, mask_high=high)  # type: ignore[arg-type]
     assert correction.kept is not None and correction.factors is not None
     assert 0 < int(correction.kept.sum()) < 24
     alone = cispo(tokens, clip_low=1.0, clip_high=4.0).per_token * correction.factors
