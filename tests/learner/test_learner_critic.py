@@ -6,33 +6,43 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from learner_parts import ADVANTAGES, WEIGHTS, make_learner, parameters, same
 
-from whippletree.errors import ConfigurationError, StoreError
+from whippletree.errors import AlignmentError, ConfigurationError, StoreError
 from whippletree.learner import checkpoint
-from whippletree.learner.critic import Critic, FloatColumn, with_returns
+from whippletree.learner.critic import Critic, with_returns
 from whippletree.learner.learner import Learner
-from whippletree.learner.model import Row
-from whippletree.learner.rows import build_row
+from whippletree.learner.model import SHARED, Row
+from whippletree.learner.rows import build_row, by_sample, lay_column
 from whippletree.types import Sample
 
 KINDS: list[dict[str, Any]] = [{"kind": "head"}, {"kind": "model"}]
-REWARDS = {"s0": 1.0, "s1": 0.0, "s2": 0.5, "s3": -1.0}
+REWARDS = {"s0": 1.0, "s1": 0.0, "s2": 0.5, "s3": -1.0, "s4": 2.0}
+Columns = dict[str, npt.NDArray[Any]]
 by_kind = pytest.mark.parametrize("critic", KINDS, ids=["head", "model"])
 
 
-def monte_carlo(rewards: FloatColumn, values: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
-    """γ = λ = 1: the return is what is still to come."""
-    returns = rewards[::-1].cumsum()[::-1]
-    return returns - values, returns
+def estimated(row: Row, values: torch.Tensor) -> tuple[Columns, Columns]:
+    """γ = λ = 1: the return of every trained token is its sample's reward. What a row's samples are worth, by sample_id."""
+    trained, expected = by_sample(row, row.targets), by_sample(row, values)
+    returns = {name: np.where(trained[name], REWARDS[name], 0.0) for name in row.sample_ids}
+    return {name: np.where(trained[name], returns[name] - expected[name], 0.0) for name in row.sample_ids}, returns
+
+
+def credited(found: Learner, rows: list[Row]) -> list[Row]:
+    values = found.values(rows)
+    columns = [estimated(row, column) for row, column in zip(rows, values, strict=True)]
+    advantages, returns = ({name: part[name] for part in side for name in part} for side in zip(*columns, strict=True))
+    return with_returns(rows, values, advantages, returns)
 
 
 def rows_of(found: Learner, samples: list[Sample]) -> list[Row]:
-    rows = [build_row(samples, ADVANTAGES, WEIGHTS)]
-    return with_returns(rows, found.values(rows), REWARDS, monte_carlo)
+    return credited(found, [build_row(samples, ADVANTAGES, WEIGHTS)])
 
 
 def critic_of(found: Learner) -> Critic:
@@ -89,45 +99,57 @@ def test_the_heads_loss_reaches_the_policy_times_its_coefficient(small_model: Pa
 
 def test_each_path_has_advantages_and_returns_of_its_own(small_model: Path, sample_batch: list[Sample]):
     found = make_learner(small_model, critic={"kind": "head"})
+    torch.nn.init.constant_(critic_of(found).head.bias, 0.25)
     rows = [build_row(sample_batch[:2], ADVANTAGES, WEIGHTS), build_row(sample_batch[2:], ADVANTAGES, WEIGHTS)]
-    values = [torch.where(row.targets, 0.25, 0.0) for row in rows]
-    seen = []
-
-    def estimate(rewards: FloatColumn, given: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
-        seen.append((rewards.tolist(), given.tolist()))
-        return monte_carlo(rewards, given)
-
-    filled = with_returns(rows, values, REWARDS, estimate)
-    counts = [int(sample.trained.sum()) for sample in sample_batch]
-    assert [len(rewards) for rewards, _ in seen] == counts
-    assert [rewards[-1] for rewards, _ in seen] == [1.0, 0.0, 0.5, -1.0]
-    assert all(sum(map(abs, rewards[:-1])) == 0 and set(given) == {0.25} for rewards, given in seen)
+    filled = credited(found, rows)
     for row, first in zip(filled, (0, 2), strict=True):
-        assert row.returns is not None
+        assert row.returns is not None and row.old_values is not None
         for number in (0, 1):
             own = row.targets & (row.segments == number)
             reward = REWARDS[f"s{first + number}"]
             assert set(row.returns[own].tolist()) == {reward}
             assert set(row.advantages[own].tolist()) == {reward - 0.25}
+            assert set(row.old_values[own].tolist()) == {0.25}
         assert row.returns[~row.targets].abs().sum() == 0
-    assert found.update(filled).metrics["value"] == 0.0
+    assert found.update(filled).metrics["value"] == 0.25
 
 
 def test_a_shared_token_is_trained_and_weighted_once(small_model: Path, sample_batch: list[Sample]):
     """Two paths of a rollout that share their first answer: the second sample does not train it, so its value loss counts once,
-    with one return."""
+    with one return, and its weight is one sample's."""
     first = sample_batch[3]
-    second = Sample(**{**{f: getattr(first, f) for f in first.__struct_fields__}, "sample_id": "s4"})
     half = np.arange(30) >= 15
-    second = Sample(**{**{f: getattr(second, f) for f in first.__struct_fields__}, "trained": first.trained & half})
-    row = build_row([first, second], ADVANTAGES, {**WEIGHTS, "s4": 0.01})
-    found = make_learner(small_model, critic={"kind": "head"})
-    filled = with_returns([row], found.values([row]), {"s3": 1.0, "s4": 0.0}, monte_carlo)[0]
+    second = msgspec.structs.replace(first, sample_id="s4", trained=first.trained & half)
+    row = build_row([first, second], ADVANTAGES, {**WEIGHTS, "s4": 0.02})
+    filled = credited(make_learner(small_model, critic={"kind": "head"}), [row])[0]
     assert filled.returns is not None
     shared = filled.targets & (filled.positions < 15)
     assert int(shared.sum()) == int(first.trained[:15].sum())
-    assert set(filled.returns[shared].tolist()) == {1.0}
-    assert set(filled.returns[filled.targets & (filled.segments == 1)].tolist()) == {0.0}
+    assert set(filled.returns[shared].tolist()) == {REWARDS["s3"]}
+    assert filled.weights[shared].sum().item() == pytest.approx(0.01 * int(first.trained[:15].sum()))
+    assert set(filled.returns[filled.targets & (filled.segments == 1)].tolist()) == {REWARDS["s4"]}
+
+
+def test_columns_of_samples_come_back_from_a_row_with_a_shared_beginning(sample_batch: list[Sample]):
+    head = np.arange(20, dtype=np.int32)
+    samples = [
+        msgspec.structs.replace(
+            sample,
+            token_ids=np.concatenate([head, sample.token_ids]),
+            trained=np.concatenate([np.zeros(20, np.bool_), sample.trained]),
+            logprobs=np.concatenate([np.zeros(20, np.float32), sample.logprobs]),
+            versions=np.concatenate([np.full(20, -1, np.int32), sample.versions]),
+        )
+        for sample in sample_batch
+    ]
+    row = build_row(samples, ADVANTAGES, WEIGHTS)
+    assert int((row.segments == SHARED).sum()) >= 19
+    apart = by_sample(row, row.sampler_logprobs)
+    for sample in samples:
+        assert apart[sample.sample_id].tolist() == sample.logprobs.tolist()
+    assert torch.equal(lay_column(row, apart), row.sampler_logprobs)
+    with pytest.raises(AlignmentError, match="sample s1 has 39 tokens, and a column of 38"):
+        lay_column(row, {**apart, "s1": apart["s1"][1:]})
 
 
 def test_without_a_critic_values_are_zero_and_rows_without_returns_are_refused(small_model: Path, sample_batch: list[Sample]):

@@ -10,7 +10,7 @@ import pytest
 
 from whippletree.errors import ConfigurationError
 from whippletree.learner.config import LearnerConfig
-from whippletree.learner.schedule import check_schedule, rate_share
+from whippletree.learner.schedule import rate_share
 
 
 def shares(steps: int, **settings: Any) -> list[float]:
@@ -50,8 +50,8 @@ def test_the_rate_rises_once_and_never_again(schedule: str, warmup: int):
 
 def test_a_schedule_without_room_is_refused():
     with pytest.raises(ConfigurationError, match=r"learner\.schedule"):
-        check_schedule(LearnerConfig(schedule="cosine"), 0)
+        LearnerConfig(schedule="cosine").check(0)
     with pytest.raises(ConfigurationError, match="warm-up takes 5"):
-        check_schedule(LearnerConfig(schedule="linear", schedule_steps=5), 100)
-    check_schedule(LearnerConfig(schedule="linear"), 100)
-    check_schedule(LearnerConfig(), 0)
+        LearnerConfig(schedule="linear", schedule_steps=5).check(100)
+    LearnerConfig(schedule="linear").check(100)
+    LearnerConfig().check(0)

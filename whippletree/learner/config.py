@@ -34,10 +34,6 @@ class HeadCritic(Config, tag="head", tag_field="kind"):
     """Values may move this far from what they were before the update; 0 switches the clip off."""
     learning_rate: Width = 1e-3
     """AdamW's learning rate of the head, which has an optimiser of its own; the policy's schedule applies."""
-    gamma: Share = 1.0
-    """Discount per token."""
-    lam: Share = 1.0
-    """λ of generalised advantage estimation."""
 
 
 class ModelCritic(Config, tag="model", tag_field="kind"):
@@ -49,10 +45,6 @@ class ModelCritic(Config, tag="model", tag_field="kind"):
     """Values may move this far from what they were before the update; 0 switches the clip off."""
     learning_rate: Width = 1e-3
     """AdamW's learning rate of the value model, which has an optimiser of its own; the policy's schedule applies."""
-    gamma: Share = 1.0
-    """Discount per token."""
-    lam: Share = 1.0
-    """λ of generalised advantage estimation."""
 
 
 CriticConfig = NoCritic | HeadCritic | ModelCritic
@@ -98,7 +90,7 @@ class LearnerConfig(Config):
     teacher_top: Annotated[int, Meta(ge=1)] = 20
     """Best tokens of the teacher at each position that `distill-forward` learns from."""
     critic: CriticConfig = NoCritic()
-    """The critic of PPO with generalised advantage estimation."""
+    """The critic of PPO."""
     loss_weights: Literal["rollout-mean", "token-mean", "sequence-mean"] = "rollout-mean"
     """How tokens are weighted in a batch: Eq. 16 (rollout-mean), Eq. 14 (token-mean), Eq. 15 (sequence-mean)."""
     normalise_std: bool = True
@@ -141,8 +133,14 @@ class LearnerConfig(Config):
         """Whether the entropy of each token's distribution is computed."""
         return bool(self.entropy_bonus) or (isinstance(self.loss, CustomLoss) and self.loss.entropy)
 
-    def check(self) -> None:
-        """Raises ConfigurationError for settings that do not go together."""
+    def check(self, run_steps: int = 0) -> None:
+        """Raises ConfigurationError for settings that do not go together. `run_steps`: updates of the run."""
+        end = self.schedule_steps or run_steps
+        if self.schedule != "constant" and end <= self.warmup_steps:
+            raise ConfigurationError(
+                f"learner.schedule = {self.schedule!r} ends at update {end}, but the warm-up takes {self.warmup_steps}",
+                "set learner.schedule_steps",
+            )
         check_correction(self.loss, self.correction, self.old_logprobs)
         if isinstance(self.critic, HeadCritic) and self.critic.coefficient == 0:
             raise ConfigurationError("learner.critic.coefficient = 0 trains no value head", "give it a weight")

@@ -13,22 +13,18 @@ Invariants (tests/learner/test_learner_critic.py):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
 from whippletree.learner.config import HeadCritic, ModelCritic
 from whippletree.learner.model import Row, load_model
+from whippletree.learner.rows import lay_column
 from whippletree.learner.scoring import predicting_states
-
-FloatColumn = npt.NDArray[np.float64]
-Estimator = Callable[[FloatColumn, FloatColumn], tuple[FloatColumn, FloatColumn]]
-"""(rewards, values) of the trained tokens of one path, both [n] → (advantages, returns), both [n]."""
 
 
 class Critic:
@@ -68,23 +64,14 @@ class Critic:
 
 
 def with_returns(
-    rows: Sequence[Row], values: Sequence[torch.Tensor], rewards: Mapping[str, float], estimate: Estimator
+    rows: Sequence[Row],
+    values: Sequence[torch.Tensor],
+    advantages: Mapping[str, npt.NDArray[Any]],
+    returns: Mapping[str, npt.NDArray[Any]],
 ) -> list[Row]:
-    """Rows with advantages, returns and old values from a critic. `values` are the rows' columns ([T], of `Learner.values`),
-    `rewards` each sample's reward by sample_id, paid at its last trained token, and `estimate` the estimator (γ and λ filled
-    in)."""
-    return [_row_returns(row, column, rewards, estimate) for row, column in zip(rows, values, strict=True)]
-
-
-def _row_returns(row: Row, values: torch.Tensor, rewards: Mapping[str, float], estimate: Estimator) -> Row:
-    advantages, returns = torch.zeros_like(row.advantages), torch.zeros_like(row.advantages)
-    for number, sample_id in enumerate(row.sample_ids):
-        own = row.targets & (row.segments == number)
-        count = int(own.sum())
-        if not count:
-            continue
-        paid = np.zeros(count)
-        paid[-1] = rewards[sample_id]
-        found = estimate(paid, values[own].double().numpy())
-        advantages[own], returns[own] = (torch.from_numpy(np.array(column)).to(advantages.dtype) for column in found)
-    return replace(row, advantages=advantages, returns=returns, old_values=values)
+    """Rows with a critic's advantages, returns and old values. `values` are the rows' columns ([T], of `Learner.values`); the
+    other two are columns of samples ([L], by sample_id), as an estimator makes them from `by_sample(row, values)`."""
+    return [
+        replace(row, advantages=lay_column(row, advantages), returns=lay_column(row, returns), old_values=column)
+        for row, column in zip(rows, values, strict=True)
+    ]

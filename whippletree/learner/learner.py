@@ -28,7 +28,7 @@ from whippletree.learner.losses.base import Tokens
 from whippletree.learner.losses.config import DistillForwardLoss, DistillReverseLoss
 from whippletree.learner.model import Row, load_frozen, load_model, score
 from whippletree.learner.objective import Objective
-from whippletree.learner.schedule import check_schedule, rate_share
+from whippletree.learner.schedule import rate_share
 from whippletree.learner.scoring import ScoreOptions, best_tokens, score_row
 from whippletree.learner.stats import Sums, UpdateStats
 
@@ -45,8 +45,8 @@ class Learner:
         self.config = config
         self.temperature = temperature
         self.run_steps = run_steps
+        config.check(run_steps)
         self.objective = Objective(config)
-        check_schedule(config, run_steps)
         self.model = load_model(
             directory,
             train_top_layers=config.train_top_layers,

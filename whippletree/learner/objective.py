@@ -20,10 +20,9 @@ from whippletree.learner.losses.regularisers import entropy_bonus, kl_in_reward,
 
 
 class Objective:
-    """A function of the tokens of a row. Raises ConfigurationError where settings do not go together."""
+    """A function of the tokens of a row. Raises ConfigurationError where the loss cannot be loaded."""
 
     def __init__(self, config: LearnerConfig) -> None:
-        config.check()
         self.config = config
         self.loss = load_loss(config.loss)
 

@@ -6,6 +6,7 @@ beginning: it is computed once, forward and backward, and attention lets every s
 Invariants (tests/learner/test_learner_model.py):
 - every trained token of every planned sample is in exactly one row;
 - nothing trained is shared, and what comes right before a trained token in the row is its own sample's;
+- a column of a row, taken apart by sample and laid again, is the same column;
 - a rollout with an advantage of exactly zero contributes no row (its gradient is zero) but keeps its vote in the weights.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from whippletree.errors import AlignmentError
 from whippletree.learner.model import SHARED, Row
 from whippletree.types import Sample
 
@@ -59,3 +61,25 @@ def shared_beginning(samples: Sequence[Sample]) -> int:
         differs = np.flatnonzero(first != sample.token_ids[: len(first)])
         first = first[: int(differs[0])] if len(differs) else first
     return len(first)
+
+
+def by_sample(row: Row, column: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
+    """A row's column [T] as one column per sample, [L], by sample_id: the shared beginning, then what is its own."""
+    return {name: column[_places(row, number)].numpy() for number, name in enumerate(row.sample_ids)}
+
+
+def lay_column(row: Row, columns: Mapping[str, npt.NDArray[Any]]) -> torch.Tensor:
+    """Columns of samples, [L] by sample_id, as the row's column [T], float32. Raises AlignmentError where a length differs."""
+    laid = torch.zeros(len(row.token_ids))
+    for number, name in enumerate(row.sample_ids):
+        places = _places(row, number)
+        given = np.array(columns[name], dtype=np.float32)
+        if len(given) != len(places):
+            raise AlignmentError(f"sample {name} has {len(places)} tokens, and a column of {len(given)}", "give one per token")
+        laid[places] = torch.from_numpy(given)
+    return laid
+
+
+def _places(row: Row, number: int) -> torch.Tensor:
+    """Places of a sample's tokens in its row, in order."""
+    return torch.nonzero((row.segments == SHARED) | (row.segments == number))[:, 0]

@@ -9,18 +9,7 @@ from __future__ import annotations
 
 import math
 
-from whippletree.errors import ConfigurationError
 from whippletree.learner.config import LearnerConfig
-
-
-def check_schedule(config: LearnerConfig, run_steps: int) -> None:
-    """Raises ConfigurationError for a schedule without an end or with one inside the warm-up."""
-    end = config.schedule_steps or run_steps
-    if config.schedule != "constant" and end <= config.warmup_steps:
-        raise ConfigurationError(
-            f"learner.schedule = {config.schedule!r} ends at update {end}, but the warm-up takes {config.warmup_steps}",
-            "set learner.schedule_steps",
-        )
 
 
 def rate_share(config: LearnerConfig, update: int, run_steps: int) -> float:

@@ -106,7 +106,7 @@ class DistillForwardLoss(Config, tag="distill-forward", tag_field="name"):
 class CustomLoss(Config, tag="custom", tag_field="name"):
     """Your own loss (docs/learner.md, "How to add a loss")."""
 
-    function: str
+    function: str = ""
     """The function as "module:function": it takes Tokens and the settings as keyword arguments and gives back a LossOutput."""
     settings: dict[str, float | int | str | bool] = {}
     """Keyword arguments of the function."""
