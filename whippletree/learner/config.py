@@ -47,6 +47,19 @@ class ModelCritic(Config, tag="model", tag_field="kind"):
     """AdamW's learning rate of the value model, which has an optimiser of its own; the policy's schedule applies."""
 
 
+class LoRAConfig(Config):
+    """Low-rank adapters instead of the whole model (the extra `lora`)."""
+
+    rank: Annotated[int, Meta(ge=0)] = 0
+    """Rank of the adapters; 0 trains the model's own weights."""
+    alpha: Width = 32.0
+    """Adapters are scaled by alpha / rank."""
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the linear layers that get one."""
+    seed: int = 0
+    """Seed of the adapters' first values."""
+
+
 CriticConfig = NoCritic | HeadCritic | ModelCritic
 
 
@@ -101,6 +114,8 @@ class LearnerConfig(Config):
     """Keep no activations inside the layers and compute them again in the backward pass: less memory, a third more time."""
     logit_tokens: Annotated[int, Meta(ge=1)] = 1024
     """Trained tokens whose logits are held at once; beyond that they are computed in pieces, and again in the backward pass."""
+    lora: LoRAConfig = LoRAConfig()
+    """Low-rank adapters; engines and exports get merged weights."""
     train_top_layers: int = 0
     """Train only this many layers from the top, and the last norm; 0 trains every parameter."""
     token_budget: int = 512
@@ -141,6 +156,8 @@ class LearnerConfig(Config):
                 f"learner.schedule = {self.schedule!r} ends at update {end}, but the warm-up takes {self.warmup_steps}",
                 "set learner.schedule_steps",
             )
+        if self.lora.rank and self.train_top_layers:
+            raise ConfigurationError("learner.lora.rank and learner.train_top_layers are both set", "use one of them")
         check_correction(self.loss, self.correction, self.old_logprobs)
         if isinstance(self.critic, HeadCritic) and self.critic.coefficient == 0:
             raise ConfigurationError("learner.critic.coefficient = 0 trains no value head", "give it a weight")

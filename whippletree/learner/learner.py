@@ -24,6 +24,7 @@ from whippletree.errors import DivergedError, NonFiniteError
 from whippletree.learner.columns import given, make_tokens, refuse_non_finite, spread, weighted
 from whippletree.learner.config import LearnerConfig, NoCritic
 from whippletree.learner.critic import Critic
+from whippletree.learner.lora import add_adapters
 from whippletree.learner.losses.base import Tokens
 from whippletree.learner.losses.config import DistillForwardLoss, DistillReverseLoss
 from whippletree.learner.model import Row, load_frozen, load_model, score
@@ -52,6 +53,8 @@ class Learner:
             train_top_layers=config.train_top_layers,
             activation_checkpointing=config.activation_checkpointing,
         )
+        if config.lora.rank:
+            add_adapters(self.model, config.lora)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
