@@ -22,12 +22,12 @@ ADVANTAGES = {"r0": 1.0, "r1": -1.0, "r2": 0.5, "r3": -0.25}
 WEIGHTS = {"s0": 0.05, "s1": 0.02, "s2": 0.03, "s3": 0.01}
 
 
-def write_model(directory: Path, *, seed: int = 3) -> Path:
+def write_model(directory: Path, *, seed: int = 3, vocabulary: int = VOCABULARY) -> Path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,

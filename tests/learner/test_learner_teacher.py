@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_parts import ADVANTAGES, WEIGHTS, make_learner, on_policy, parameters, same
+from learner_parts import ADVANTAGES, WEIGHTS, make_learner, on_policy, parameters, same, write_model
 
 from whippletree.errors import ConfigurationError
 from whippletree.learner.learner import Learner
@@ -72,7 +72,7 @@ def test_an_entropy_bonus_raises_entropy(small_model: Path, sample_batch: list[S
 
 @pytest.mark.parametrize("name", ["distill-reverse", "distill-forward"])
 def test_a_student_comes_nearer_to_its_teacher(small_model: Path, other_model: Path, sample_batch: list[Sample], name: str):
-    found = make_learner(small_model, loss={"name": name}, teacher=str(other_model), teacher_top=97)
+    found = make_learner(small_model, loss={"name": name}, teacher=str(other_model), teacher_top=200)
     weights = dict.fromkeys(WEIGHTS, 0.03)
     gaps = []
     for _ in range(40):
@@ -113,6 +113,13 @@ def test_distillation_without_a_teacher_is_refused(small_model: Path, sample_bat
     found = make_learner(small_model, loss={"name": "distill-reverse"})
     with pytest.raises(ConfigurationError, match="teacher_logprobs"):
         found.update([build_row(sample_batch, ADVANTAGES, WEIGHTS)])
+
+
+def test_a_teacher_or_reference_with_other_tokens_is_refused(small_model: Path, tmp_path: Path):
+    other = str(write_model(tmp_path, vocabulary=50))
+    for settings in ({"teacher": other, "loss": {"name": "distill-reverse"}}, {"kl": {"coefficient": 0.1, "reference": other}}):
+        with pytest.raises(ConfigurationError, match="has 50 tokens, the policy 97"):
+            make_learner(small_model, **settings)
 
 
 def test_sft_makes_its_tokens_likelier(small_model: Path, sample_batch: list[Sample]):

@@ -44,9 +44,11 @@ class Critic:
         self.parameters: list[torch.nn.Parameter] = [*self.head.parameters(), *inside]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, weight_decay=0.0)
 
-    def values(self, row: Row, policy_hidden: torch.Tensor) -> torch.Tensor:
-        """Values of a row's trained tokens, [N], with gradient. `policy_hidden`: the policy's states there, [N, H]."""
-        hidden = policy_hidden if self.model is None else predicting_states(self.model, row, bf16=self.bf16)
+    def values(self, row: Row, policy: Any, policy_hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """Values of a row's trained tokens, [N]. `policy_hidden`: the policy's states there, [N, H], where they are known."""
+        hidden = policy_hidden
+        if self.model is not None or hidden is None:
+            hidden = predicting_states(policy if self.model is None else self.model, row, bf16=self.bf16)
         values: torch.Tensor = self.head(hidden)[:, 0]
         return values
 

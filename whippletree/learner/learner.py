@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from whippletree.errors import DivergedError, NonFiniteError
+from whippletree.errors import ConfigurationError, DivergedError, NonFiniteError
 from whippletree.learner.columns import given, make_tokens, refuse_non_finite, spread, weighted
 from whippletree.learner.config import LearnerConfig, NoCritic
 from whippletree.learner.critic import Critic
@@ -66,11 +66,21 @@ class Learner:
             temperature, config.needs_entropy, logit_tokens=config.logit_tokens, bf16=config.precision == "bf16"
         )
         referred = config.kl.coefficient or config.kl.stop_above
-        self.reference = load_frozen(Path(config.kl.reference or directory)) if referred else None
-        self.teacher = load_frozen(Path(config.teacher)) if config.teacher else None
+        self.reference = self._other(config.kl.reference or str(directory)) if referred else None
+        self.teacher = self._other(config.teacher) if config.teacher else None
         critic = config.critic
         self.critic = None if isinstance(critic, NoCritic) else Critic(critic, self.model, directory, bf16=self.options.bf16)
         self.policy_version = 0
+
+    def _other(self, directory: str) -> Any:
+        """A reference or teacher. Raises ConfigurationError where its tokens are not the policy's."""
+        model = load_frozen(Path(directory))
+        sizes = int(model.config.vocab_size), int(self.model.config.vocab_size)
+        if sizes[0] != sizes[1]:
+            raise ConfigurationError(
+                f"the model in {directory} has {sizes[0]} tokens, the policy {sizes[1]}", "give one with the policy's tokenizer"
+            )
+        return model
 
     def score(self, token_ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Logprobs at temperature 1 of token_ids[1:] under the current weights."""
@@ -86,7 +96,7 @@ class Learner:
         """The critic's values of the rows' trained tokens, as columns [T] (0 elsewhere). Zeros without a critic."""
         if self.critic is None:
             return [torch.zeros(len(row.targets)) for row in rows]
-        return [spread(row, self.critic.values(row, score_row(self.model, row, self.options).hidden)) for row in rows]
+        return [spread(row, self.critic.values(row, self.model)) for row in rows]
 
     def update(self, rows: Sequence[Row]) -> UpdateStats:
         """One AdamW step over all rows, `learner.passes` times. Raises NonFiniteError or DivergedError, with parameters and
@@ -130,11 +140,12 @@ class Learner:
     def _pass(self, rows: Sequence[Row], sums: Sums, *, first: bool) -> float:
         """Gradients of all rows, the checks, one step. Returns the gradient norm."""
         self._zero_grad()
+        mark = sums.mark("reference_kl")
         for row in rows:
             self._accumulate(row, sums, first=first)
         if not rows:
             return 0.0
-        self._refuse_diverged(sums)
+        self._refuse_diverged(sums.mean("reference_kl", since=mark))
         norm = self._clip(rows)
         self._set_learning_rate()
         self.optimizer.step()
@@ -164,13 +175,13 @@ class Learner:
             "logprobs": scores.logprobs,
             "entropy": scores.entropy,
             "student_top_logprobs": scores.top_logprobs,
-            "values": None if self.critic is None else self.critic.values(row, scores.hidden),
+            "values": None if self.critic is None else self.critic.values(row, self.model, scores.hidden),
         }
         refuse_non_finite(row, {name: values for name, values in computed.items() if values is not None})
         return make_tokens(row, columns, computed, self.config.old_logprobs)
 
-    def _refuse_diverged(self, sums: Sums) -> None:
-        limit, found = self.config.kl.stop_above, sums.mean("reference_kl")
+    def _refuse_diverged(self, found: float) -> None:
+        limit = self.config.kl.stop_above
         if limit and found > limit:
             raise DivergedError(
                 f"the policy is {found:.4g} nats per token (mean k3) from its reference; learner.kl.stop_above is {limit:g}",

@@ -93,8 +93,10 @@ def _score_tokens(
 
 @torch.no_grad()
 def best_tokens(model: Any, row: Row, options: ScoreOptions, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` likeliest tokens at each trained place and their logprobs: two tensors of shape [N, count]."""
+    """The `count` likeliest tokens at each trained place and their logprobs: two tensors of shape [N, count], or
+    [N, vocabulary] where that is smaller."""
     hidden = predicting_states(model, row, bf16=options.bf16)
+    count = min(count, int(model.config.vocab_size))
     ids, logprobs = [], []
     for start in range(0, len(hidden), options.logit_tokens):
         piece = hidden[start : start + options.logit_tokens]

@@ -78,9 +78,14 @@ class Sums:
                 self.totals[name] = self.totals.get(name, 0.0) + float(values.double().sum())
                 self.counts[name] = self.counts.get(name, 0) + values.numel()
 
-    def mean(self, name: str) -> float:
+    def mark(self, name: str) -> tuple[float, int]:
+        """Where a diagnostic stands, for a mean of what comes after."""
+        return self.totals.get(name, 0.0), self.counts.get(name, 0)
+
+    def mean(self, name: str, since: tuple[float, int] = (0.0, 0)) -> float:
         """A diagnostic; 0.0 where no row had it."""
-        return self.totals.get(name, 0.0) / max(1, self.counts.get(name, 0))
+        total, count = self.mark(name)
+        return (total - since[0]) / max(1, count - since[1])
 
     def stats(self, config: LearnerConfig, *, rows: int, passes: int, norm: float) -> UpdateStats:
         """The folded numbers."""

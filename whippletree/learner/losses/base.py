@@ -88,7 +88,7 @@ def safe_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tens
 
 
 def sequence_index(sequences: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers of sequences → (index of each token's sequence [N], tokens of each sequence [S] as float)."""
+    """Numbers of sequences → (index of each token's sequence [N], number of tokens of each sequence [S])."""
     _, index, counts = torch.unique(sequences, return_inverse=True, return_counts=True)
     return index, counts
 
