@@ -17,7 +17,7 @@ env: $(VENV)/.ready  ## make .venv with everything that the demo and the tests n
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,sandbox,mini,renderers,postgres,kubernetes,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,lora,sandbox,mini,renderers,postgres,kubernetes,dev]'
 	touch $@
 
 env-smollm2: env  ## add the real 135M weights and their converter

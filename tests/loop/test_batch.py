@@ -10,6 +10,7 @@ from loop_parts import Ending, Turn, play, write_attempt
 
 from whippletree.errors import AlignmentError
 from whippletree.learner.config import LearnerConfig
+from whippletree.learner.losses.config import KLConfig, SFTLoss
 from whippletree.loop.batch import Batch, advantages_of, build_batch
 from whippletree.store import SqliteStore, open_store
 from whippletree.traces import TracesConfig
@@ -67,6 +68,15 @@ def test_rollouts_without_an_advantage_are_in_no_row_but_count_in_the_weights(st
     assert weight_of(batch, "g0-a") == weight_of(batch, "g0-b") == 1 / 4
     assert (batch.samples, batch.groups_without_signal) == (4, 1)
     assert weights_in(batch) == {1 / 4 / 5, 1 / 4 / 2}
+
+
+def test_a_loss_with_a_gradient_everywhere_keeps_rollouts_without_an_advantage(store: SqliteStore):
+    rollouts = finished(store, {"g0-a": (TWO_CALLS, 1.0), "g0-b": (ONE_CALL, 1.0)})
+    for loss in ({"entropy_bonus": 0.01}, {"kl": KLConfig(coefficient=0.1)}, {"loss": SFTLoss()}):
+        batch = build_batch(store, rollouts, LearnerConfig(token_budget=40, **loss), policy_version=0)  # type: ignore[arg-type]
+        assert trained_rollouts(batch) == ["g0-a", "g0-b"]
+        assert all(float(row.advantages.abs().sum()) == 0.0 for row in batch.rows)
+    assert build_batch(store, rollouts, CONFIG, policy_version=0).rows == []
 
 
 def test_dropping_a_group_changes_no_advantage_of_another(store: SqliteStore):

@@ -1,51 +1,85 @@
-"""The policy on the learner's side: a transformers causal language model and its logprobs on packed rows.
+"""The policy on the learner's side: a transformers causal language model, and packed rows.
 
-Invariants (tests/learner/test_learner_model.py, test_tree_models.py):
-- logprobs of a sample in a row, and their gradient, equal those of the sample alone, whatever it shares with others;
-- a model for which that does not hold is refused when it is loaded, by trying;
-- logits are computed only where the sampler spoke, at the run's temperature, in float32.
+Invariants (tests/learner/test_learner_model.py):
+- a row's columns beyond the required ones are None where nothing needs them;
+- only what is asked for is trained, and no dropout is active: the trained distribution is the sampled one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from whippletree.batching.trees import Packing
 from whippletree.errors import ConfigurationError
-from whippletree.learner.attention import Way, choose, look
-from whippletree.learner.rows import Row
+
+SHARED = -1
+"""Segment number of the beginning that all samples of a row share."""
 
 
-def load_model(directory: Path, *, train_top_layers: int = 0, packing: Packing = "tree", attention: Way = "auto") -> Any:
-    """A causal language model in float32 from a Hugging Face directory.
+@dataclass(frozen=True)
+class Row:
+    """Samples laid end to end. All columns have shape [T]; `segments` numbers the samples of the row from 0, SHARED marks
+    the tokens that all of them begin with, laid once at the row's beginning.
 
-    Raises ConfigurationError when it cannot be read, and when it cannot compute rows of that packing.
+    `targets` marks trained tokens; for those `sampler_logprobs`, `versions`, `advantages` and `weights` are set, and whichever
+    of the other columns a loss needs: logprobs of the learner before the update (`proximal`), of a reference and of a teacher,
+    the teacher's K best tokens (shape [T, K]), and a critic's values before the update and returns. What stands at other places
+    has no influence, whatever it is.
     """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    segments: torch.Tensor
+    targets: torch.Tensor
+    sampler_logprobs: torch.Tensor
+    versions: torch.Tensor
+    advantages: torch.Tensor
+    weights: torch.Tensor
+    sample_ids: tuple[str, ...]
+    proximal_logprobs: torch.Tensor | None = None
+    reference_logprobs: torch.Tensor | None = None
+    teacher_logprobs: torch.Tensor | None = None
+    teacher_top_ids: torch.Tensor | None = None
+    teacher_top_logprobs: torch.Tensor | None = None
+    old_values: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
+
+
+def load_model(directory: Path, *, train_top_layers: int = 0, activation_checkpointing: bool = False) -> Any:
+    """A causal language model in float32 from a Hugging Face directory. Raises ConfigurationError when it cannot be read."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, attn_implementation="sdpa")
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(
             f"cannot load a model from {directory}: {error}", "give a Hugging Face directory with config.json and *.safetensors"
         ) from error
-    return prepare_model(model, train_top_layers=train_top_layers, packing=packing, attention=attention)
-
-
-def prepare_model(model: Any, *, train_top_layers: int = 0, packing: Packing = "tree", attention: Way = "auto") -> Any:
-    """Make a model ready to train, in place. Raises ConfigurationError when it cannot compute rows of that packing."""
     model.eval()  # no dropout: the trained distribution is the sampled one
-    if packing != "single":
-        choose(model, lambda model, row: row_logprobs(model, row, 1.0), attention, share=packing == "tree")
     if train_top_layers:
         _freeze_below(model, train_top_layers)
+    if activation_checkpointing:
+        _recompute_activations(model)
     return model
+
+
+def load_frozen(directory: Path) -> Any:
+    """A model that only scores: a reference or a teacher. Raises ConfigurationError."""
+    return load_model(directory).requires_grad_(False)
+
+
+def _recompute_activations(model: Any) -> None:
+    """Layers keep only their inputs; the backward pass computes what is inside them again."""
+    for layer in model.model.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _freeze_below(model: Any, top: int) -> None:
@@ -58,38 +92,12 @@ def _freeze_below(model: Any, top: int) -> None:
     model.model.norm.requires_grad_(True)
 
 
-def row_hidden(model: Any, row: Row) -> torch.Tensor:
-    """The last hidden state of each token of a row: shape [T, width]."""
-    hidden: torch.Tensor = model.base_model(
-        input_ids=row.token_ids[None], position_ids=row.positions[None], use_cache=False, **look(model, row)
-    ).last_hidden_state[0]
-    return hidden
-
-
-def head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits of hidden states, with what some families do to them: [..., width] → [..., vocabulary], float32 or better.
-
-    Cohere multiplies by `logit_scale`, Granite divides by `logits_scaling`, Gemma squeezes by c tanh(x / c).
-    """
-    config = model.config.get_text_config()
-    logits: torch.Tensor = model.get_output_embeddings()(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if scale := getattr(config, "logit_scale", None):
-        logits = logits * scale
-    if scaling := getattr(config, "logits_scaling", None):
-        logits = logits / scaling
-    if cap := getattr(config, "final_logit_softcapping", None):
-        logits = torch.tanh(logits / cap) * cap
-    return logits
-
-
-def row_logprobs(model: Any, row: Row, temperature: float) -> torch.Tensor:
-    """Logprob of each target of a row under softmax(logits / temperature): shape [N], float32."""
-    hidden = row_hidden(model, row)
-    logits = head(model, hidden[row.parents[row.targets]]) / temperature
-    chosen = logits.gather(-1, row.token_ids[row.targets][:, None])[:, 0]
-    logprobs: torch.Tensor = chosen - torch.logsumexp(logits, dim=-1)
-    return logprobs
+def attention_mask(segments: torch.Tensor) -> torch.Tensor:
+    """Causal mask inside each segment and towards the shared beginning: [T] segment numbers → bool [1, 1, T, T], True where
+    attention is allowed."""
+    length = segments.shape[0]
+    visible = (segments[:, None] == segments[None, :]) | (segments == SHARED)[None, :]
+    return (visible & torch.ones(length, length, dtype=torch.bool).tril())[None, None]
 
 
 @torch.no_grad()

@@ -75,7 +75,12 @@ def learn(config: RunConfig, layout: Layout) -> None:
     signal.signal(signal.SIGTERM, _stop)
     services = layout.read_services()
     sources, heldout = resolve_sources(config, layout)
-    learner = Learner(Path(services.model_directory), config.learner, temperature=config.sampling.temperature)
+    learner = Learner(
+        Path(services.model_directory),
+        config.learner,
+        temperature=config.sampling.temperature,
+        run_steps=config.loop.steps,
+    )
     store = open_store(layout.store, config=msgspec.structs.replace(config.store, durability="power"), instance="learner")
     fleet = Fleet(
         GatewayControl(services.gateway_url, control_key(load_secret(layout.secret))),

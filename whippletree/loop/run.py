@@ -194,7 +194,8 @@ class Run:
             seconds_update=time.time() - started,
             seconds_publish=0.0,
             replayed=replayed,
-            **batch.metrics(),
+            learner={name: value for name, value in stats.metrics.items() if finite(value) is not None},
+            **{**batch.metrics(), "alarms": (*batch.alarms, *stats.alarms)},
         )
         self.log.append("metrics", metrics)
         last = self.step == self.config.loop.steps
