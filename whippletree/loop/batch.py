@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whippletree.batching.advantages import Advantages, GroupMember, group_advantages
+from whippletree.batching.config import AdvantageConfig
 from whippletree.batching.filters import keep_groups
 from whippletree.batching.packing import SampleLength, plan_rows
 from whippletree.batching.weights import SampleTokens, loss_weights
@@ -89,7 +90,7 @@ def advantages_of(rollouts: Sequence[Rollout], *, normalise_std: bool) -> Advant
         GroupMember(rollout_id=rollout.spec.rollout_id, group_id=rollout.spec.group_id, reward=rollout.reward)
         for rollout in rollouts
     ]
-    return group_advantages(members, std="sample" if normalise_std else "none")
+    return group_advantages(members, AdvantageConfig(estimator="grpo" if normalise_std else "dr-grpo"))
 
 
 def build_batch(
@@ -134,7 +135,7 @@ def build_batch(
         causes=Counter(str(rollout.cause.cause) if rollout.cause else "unknown" for rollout in failed),
         rewards=[rollout.reward for rollout in rollouts if rollout.reward is not None],
         calls=calls,
-        groups_without_signal=sum(keep_groups(advantages).dropped.values()),
+        groups_without_signal=len(keep_groups(advantages).dropped),
         fill=plan.fill,
         staleness=[policy_version - call.version_start for call in calls if call.version_start >= 0],
         with_reward=len(advantages.values),
