@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -89,7 +90,9 @@ def test_formulas_of_a_batch() -> None:
 
 
 def test_a_batch_baseline_gives_groups_of_one_a_signal() -> None:
-    members = [GroupMember(rollout_id=name, group_id=name, reward=reward) for name, reward in zip("abc", (1.0, 0, 0))]
+    members = [
+        GroupMember(rollout_id=name, group_id=name, reward=reward) for name, reward in zip("abc", (1.0, 0.0, 0.0), strict=True)
+    ]
     found = group_advantages(members, AdvantageConfig(estimator="reinforce++")).values
     assert found["a"] > 0.0 > found["b"] == found["c"]
     assert not any(group_advantages(members).values.values())
@@ -149,7 +152,7 @@ def test_advantages_of_groups_without_a_success_are_measured() -> None:
     assert group_advantages(solved, config, passing=2.0).unearned == 1.0
 
 
-# --- whatever comes in ---------------------------------------------------------------------------------------------------------
+# --- whatever comes in ------------------------------------------------------------------------------------------------------
 
 usable = st.floats(-1e100, 1e100) | st.sampled_from([0.0, 1.0, 0.5, 1e-300, 1e-12])
 anything = st.none() | usable | st.floats(allow_nan=True, allow_infinity=True)
@@ -218,7 +221,7 @@ def test_useless_settings_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="eps"):
         convert(AdvantageConfig, {"eps": -1e-9}, "run.toml")
     for bad in (math.nan, math.inf):
-        with pytest.raises(ConfigurationError, match="give a finite number|>= 0"):
+        with pytest.raises(ConfigurationError, match=r"give a finite number|>= 0"):
             convert(AdvantageConfig, {"min_std": bad}, "run.toml")
     with pytest.raises(ConfigurationError, match=r"run.toml: .*'grp' is not known: did you mean grpo\?"):
         convert(AdvantageConfig, {"estimator": "grp"}, "run.toml")
@@ -239,15 +242,13 @@ def divides(rewards: Sequence[Float64], settings: AdvantageConfig) -> list[Float
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
     """This module under a name that can be imported."""
-    import sys
-
     monkeypatch.setitem(sys.modules, "own_estimators", sys.modules[__name__])
 
 
 @pytest.mark.usefixtures("own")
 def test_a_users_own_estimator() -> None:
     assert values([0.5, 7.0, 1.0], "own_estimators:ranked") == [-1.0, 1.0, 0.0]
-    with pytest.raises(AlignmentError, match="own_estimators:one_less.*other shapes"):
+    with pytest.raises(AlignmentError, match=r"own_estimators:one_less.*other shapes"):
         values([0.5, 7.0], "own_estimators:one_less")
     with pytest.raises(NonFiniteError, match="own_estimators:divides"):
         values([0.5, 7.0], "own_estimators:divides")

@@ -177,5 +177,5 @@ def test_bad_input_is_refused_by_name() -> None:
     with pytest.raises(AlignmentError, match="s0 is listed twice"):
         plan_batch(lengths(1) * 2, PackingConfig(), 1)
     for bad in ({"token_budget": 0}, {"updates": 0}, {"cost": {"linear": 0.0, "quadratic": 0.0}}):
-        with pytest.raises(ConfigurationError, match="token_budget|updates|linear and quadratic"):
+        with pytest.raises(ConfigurationError, match=r"token_budget|updates|linear and quadratic"):
             convert(PackingConfig, bad, "run.toml")

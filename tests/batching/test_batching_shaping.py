@@ -116,7 +116,7 @@ def test_rollouts_without_a_usable_reward_are_seen_by_no_hook(monkeypatch: pytes
     assert shaped.members[2] is members[2] and shaped.members[1] is members[1]
     with pytest.raises(AlignmentError, match="own_hooks:short"):
         shape_rewards(members, [FunctionHook(function="own_hooks:short")])
-    with np.errstate(all="ignore"), pytest.raises(NonFiniteError, match="own_hooks:bad.*a1"):
+    with np.errstate(all="ignore"), pytest.raises(NonFiniteError, match=r"own_hooks:bad.*a1"):
         shape_rewards(members, [FunctionHook(function="own_hooks:bad")])
     with pytest.raises(ConfigurationError, match="shaping hook 'clipp' is not known"):
         shape_rewards(members, [FunctionHook(function="clipp")])

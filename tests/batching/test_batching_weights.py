@@ -137,6 +137,15 @@ def test_a_users_own_mode(monkeypatch: pytest.MonkeyPatch) -> None:
         loss_weights(samples({"A1": 4}), "own_weights:zero")
 
 
+@given(rollouts=splits, mode=st.sampled_from(MODES), updates=st.integers(1, 5))
+def test_a_batch_of_several_updates_has_as_many_times_the_weight(
+    rollouts: dict[str, list[int]], mode: str, updates: int
+) -> None:
+    one, several = loss_weights(named(rollouts), mode), loss_weights(named(rollouts), mode, updates=updates)
+    assert several.per_token == pytest.approx({name: updates * weight for name, weight in one.per_token.items()})
+    assert several.divisors == one.divisors
+
+
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"'token_mean' is not known \(did you mean token-mean\?"):
         loss_weights([], "token_mean")

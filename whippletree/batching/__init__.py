@@ -1,8 +1,10 @@
 """Advantages, shaping, filters, loss weights and packing plans: pure functions on arrays and metadata.
 
 members ─► shape_rewards ─► group_advantages ─► keep_groups ─► the rollouts that have something to teach
-samples ─► loss_weights                      ─► weight of each trained token
+samples ─► loss_weights ─► weight of each trained token
 samples ─► plan_batch (several ranks), plan_rows (one) ─► rows of each update
+
+`prepare` is all of it in one call.
 """
 
 from whippletree.batching.advantages import Advantages, GroupMember, GroupStatistics, group_advantages
@@ -11,6 +13,7 @@ from whippletree.batching.config import BatchingConfig
 from whippletree.batching.filters import DroppedGroup, KeptGroups, keep_groups
 from whippletree.batching.gae import Path, TokenAdvantages, path_advantages
 from whippletree.batching.packing import Plan, PlannedRow, SampleLength, plan_rows
+from whippletree.batching.prepare import Prepared, SampleFacts, Swept, prepare, sweep_stale
 from whippletree.batching.ranks import BatchPlan, UpdatePlan, plan_batch
 from whippletree.batching.shaping import HookRecord, Shaped, shape_rewards
 from whippletree.batching.weights import LossWeights, SampleTokens, loss_weights
@@ -30,9 +33,12 @@ __all__ = [
     "Path",
     "Plan",
     "PlannedRow",
+    "Prepared",
+    "SampleFacts",
     "SampleLength",
     "SampleTokens",
     "Shaped",
+    "Swept",
     "TokenAdvantages",
     "UpdatePlan",
     "call_advantages",
@@ -42,5 +48,7 @@ __all__ = [
     "path_advantages",
     "plan_batch",
     "plan_rows",
+    "prepare",
     "shape_rewards",
+    "sweep_stale",
 ]

@@ -1,6 +1,6 @@
 """Loss weights: what one trained token of each sample counts for in the batch's loss.
 
-The loss of an update is the sum over trained tokens of weight × token loss. With R rollouts, N samples, L the trained tokens of
+The loss of a batch is the sum over trained tokens of weight × token loss. With R rollouts, N samples, L the trained tokens of
 a sample, T those of its whole rollout and C a constant (Agent Lightning v1.0, Eqs. 14 to 16; Dr. GRPO, arXiv:2503.20783):
 
 | mode | weight of a token | |
@@ -13,7 +13,7 @@ a sample, T those of its whole rollout and C a constant (Agent Lightning v1.0, E
 Every shipped mode divides 1 by a whole number, which is kept beside the weight, so that sums can be checked exactly.
 
 Invariants (tests/batching/test_batching_weights.py):
-- weights sum to exactly 1 over the update's trained tokens (constant: to the number of tokens over R C);
+- weights sum to exactly 1 over a batch's trained tokens (constant: to the number of tokens over R C);
 - the sum does not depend on how rollouts split into samples, and but for sequence-mean the weight of no token does;
 - in rollout-mean and constant, what a rollout weighs relative to another does not depend on how many rows there are;
 - samples and rollouts without trained tokens get weight 0 and do not count in R or N.
@@ -42,15 +42,15 @@ class SampleTokens(Struct):
 
 
 class TokenCounts(Struct):
-    """What a weight is made of: trained tokens of the sample, of its rollout and of the whole update; rollouts and samples of
-    the update that train any; and the configured constant.
+    """What a weight is made of: trained tokens of the sample, of its rollout and of the whole batch; rollouts and samples of
+    the batch that train any; and the configured constant.
 
-    Example: TokenCounts(sample=37, rollout=90, update=4100, rollouts=64, samples=71, constant=4096)
+    Example: TokenCounts(sample=37, rollout=90, batch=4100, rollouts=64, samples=71, constant=4096)
     """
 
     sample: int
     rollout: int
-    update: int
+    batch: int
     rollouts: int
     samples: int
     constant: int
@@ -67,7 +67,7 @@ def rollout_mean(counts: TokenCounts) -> int:
 
 def token_mean(counts: TokenCounts) -> int:
     """The sum of all T (Eq. 14)."""
-    return counts.update
+    return counts.batch
 
 
 def sequence_mean(counts: TokenCounts) -> int:
@@ -94,7 +94,8 @@ WEIGHTS: Registry[Divisor] = Registry(
 
 class LossWeights(Struct):
     """Weight of each trained token, by sample_id, and the divisors that they come from (0 without trained tokens). `total` is
-    the sum of weights over tokens: 1 up to rounding (but for "constant" and a user's own mode), 0 without tokens.
+    the sum of weights over tokens: the number of updates, up to rounding (but for "constant" and a user's own mode), 0 without
+    tokens.
 
     Example: LossWeights(per_token={"a/0": 0.01, "a/1": 0.01}, divisors={"a/0": 100, "a/1": 100}, total=1.0, rollouts=1,
                          samples=2, empty_samples=0)
@@ -108,9 +109,13 @@ class LossWeights(Struct):
     empty_samples: int
 
 
-def loss_weights(samples: Sequence[SampleTokens], mode: str = "rollout-mean", *, constant_tokens: int = 4096) -> LossWeights:
-    """Weights of one optimiser update (all micro-batches and ranks together).
+def loss_weights(
+    samples: Sequence[SampleTokens], mode: str = "rollout-mean", *, constant_tokens: int = 4096, updates: int = 1
+) -> LossWeights:
+    """Weights of a whole batch (all micro-batches and ranks together).
 
+    Where the batch is spread over several `updates`, weights are that many times as large: then each update is an average of
+    its own part, up to how evenly the batch is spread, and every rollout counts the same whichever update it is in.
     Raises AlignmentError when a sample is listed twice or has a negative count, ConfigurationError for an unknown mode or one
     whose divisor is not above 0.
     """
@@ -118,7 +123,7 @@ def loss_weights(samples: Sequence[SampleTokens], mode: str = "rollout-mean", *,
     tokens_of = tokens_by_rollout(samples)
     rollouts = sum(1 for tokens in tokens_of.values() if tokens)
     full = sum(1 for sample in samples if sample.trained_tokens)
-    update = tokens_of.total()
+    batch = tokens_of.total()
     divisors: dict[str, int | float] = {}
     for sample in samples:
         divisor: int | float = 0
@@ -126,7 +131,7 @@ def loss_weights(samples: Sequence[SampleTokens], mode: str = "rollout-mean", *,
             counts = TokenCounts(
                 sample=sample.trained_tokens,
                 rollout=tokens_of[sample.rollout_id],
-                update=update,
+                batch=batch,
                 rollouts=rollouts,
                 samples=full,
                 constant=constant_tokens,
@@ -135,7 +140,7 @@ def loss_weights(samples: Sequence[SampleTokens], mode: str = "rollout-mean", *,
             if not 0 < divisor < math.inf:
                 raise ConfigurationError(f"loss weight mode {mode!r} gave the divisor {divisor}", f"of {counts}; above 0")
         divisors[sample.sample_id] = divisor
-    per_token = {name: 1.0 / divisor if divisor else 0.0 for name, divisor in divisors.items()}
+    per_token = {name: updates / divisor if divisor else 0.0 for name, divisor in divisors.items()}
     return LossWeights(
         per_token=per_token,
         divisors=divisors,

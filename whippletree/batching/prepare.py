@@ -1,0 +1,164 @@
+"""The whole way from judged rollouts to a plan, on metadata alone.
+
+    members ─► shaping ─► advantages ─► filters ─┐
+    samples ─────────────► loss weights          ├─► samples that are trained ─► updates, micro-batches, ranks
+                                                 ┘
+Advantages and weights are fixed on everything that has a vote; only then are rows dropped, each under one cause.
+
+Invariants (tests/batching/test_batching_prepare.py):
+- dropping a group, a stale sample or a rollout without advantage changes no advantage and no weight of another;
+- a sample is planned once, or counted once under the first cause that leaves it out;
+- rollouts and samples meet by id: no order of either changes anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+from whippletree.batching.advantages import Advantages, GroupMember, group_advantages
+from whippletree.batching.config import BatchingConfig
+from whippletree.batching.filters import KeptGroups, keep_groups
+from whippletree.batching.packing import SampleLength
+from whippletree.batching.ranks import BatchPlan, plan_batch
+from whippletree.batching.shaping import HookRecord, shape_rewards
+from whippletree.batching.weights import LossWeights, SampleTokens, loss_weights
+from whippletree.errors import AlignmentError
+from whippletree.types import Struct
+
+LeftOut = Literal["no_vote", "nothing_trained", "stale", "group_dropped", "zero_advantage"]
+
+
+class SampleFacts(Struct):
+    """What planning knows of a sample: its length and how many of its tokens it trains. `oldest_version` is the oldest policy
+    version that sampled one of these (-1: not known).
+
+    Example: SampleFacts(sample_id="s0003-g02-m5/0", rollout_id="s0003-g02-m5", tokens=412, trained_tokens=37, oldest_version=6)
+    """
+
+    sample_id: str
+    rollout_id: str
+    tokens: int
+    trained_tokens: int
+    oldest_version: int = -1
+
+
+class Swept(Struct):
+    """Samples that are too old to be trained, and how many trained tokens are wasted with them.
+
+    Example: Swept(sample_ids=("s0003-g02-m5/0",), wasted_tokens=37)
+    """
+
+    sample_ids: tuple[str, ...]
+    wasted_tokens: int
+
+
+class Prepared(Struct):
+    """A batch that is ready to be packed. `left_out` counts samples in no row by cause, `left_out_tokens` their trained tokens.
+
+    Example: Prepared(advantages=Advantages(...), shaping=(), kept=KeptGroups(...), weights=LossWeights(...),
+                      plan=BatchPlan(...), left_out={"zero_advantage": 3}, left_out_tokens={"zero_advantage": 120})
+    """
+
+    advantages: Advantages
+    shaping: tuple[HookRecord, ...]
+    kept: KeptGroups
+    weights: LossWeights
+    plan: BatchPlan
+    left_out: dict[LeftOut, int]
+    left_out_tokens: dict[LeftOut, int]
+
+
+def sweep_stale(samples: Sequence[SampleFacts], *, policy_version: int, max_staleness: int) -> Swept:
+    """The samples with a trained token that is more than `max_staleness` versions older than `policy_version`. Their rollouts
+    keep their votes, and the others of their groups stay."""
+    stale = [
+        sample for sample in samples if 0 <= sample.oldest_version < policy_version - max_staleness and sample.trained_tokens
+    ]
+    return Swept(
+        sample_ids=tuple(sorted(sample.sample_id for sample in stale)),
+        wasted_tokens=sum(sample.trained_tokens for sample in stale),
+    )
+
+
+def prepare(
+    members: Sequence[GroupMember],
+    samples: Sequence[SampleFacts],
+    config: BatchingConfig,
+    *,
+    ranks: int = 1,
+    stale: Collection[str] = (),
+    every_row: bool = False,
+) -> Prepared:
+    """Advantages, weights and plan of one batch. `stale`: sample_ids that are not trained. `every_row`: plan rows of advantage
+    0 too, in kept groups, for losses that have a gradient there.
+
+    Raises what the parts raise, and AlignmentError for a sample of a rollout that is not among the members.
+    """
+    known = {member.rollout_id: member.group_id for member in members}
+    for sample in samples:
+        if sample.rollout_id not in known:
+            raise AlignmentError(
+                f"sample {sample.sample_id} is of rollout {sample.rollout_id}, which is not in the batch", "list its rollout"
+            )
+    shaped = shape_rewards(members, config.shaping, passing=config.passing)
+    advantages = group_advantages(shaped.members, config.advantages, passing=config.passing)
+    kept = keep_groups(advantages, config.filters)
+    voting = [sample for sample in samples if sample.rollout_id in advantages.values]
+    weights = loss_weights(
+        [
+            SampleTokens(sample_id=sample.sample_id, rollout_id=sample.rollout_id, trained_tokens=sample.trained_tokens)
+            for sample in voting
+        ],
+        config.weights.mode,
+        constant_tokens=config.weights.constant_tokens,
+        updates=config.packing.updates,
+    )
+    trained, left_out, tokens = _choose(samples, known, advantages, kept, set(stale), every_row=every_row)
+    lengths = [
+        SampleLength(sample_id=sample.sample_id, rollout_id=sample.rollout_id, tokens=sample.tokens) for sample in trained
+    ]
+    return Prepared(
+        advantages=advantages,
+        shaping=shaped.records,
+        kept=kept,
+        weights=weights,
+        plan=plan_batch(lengths, config.packing, ranks),
+        left_out=dict(left_out),
+        left_out_tokens=dict(tokens),
+    )
+
+
+def _choose(
+    samples: Sequence[SampleFacts],
+    group_of: Mapping[str, str],
+    advantages: Advantages,
+    kept: KeptGroups,
+    stale: set[str],
+    *,
+    every_row: bool,
+) -> tuple[list[SampleFacts], Counter[LeftOut], Counter[LeftOut]]:
+    """Samples that are trained; how many others there are by cause, and their trained tokens."""
+    groups = set(kept.group_ids)
+    trained: list[SampleFacts] = []
+    left_out: Counter[LeftOut] = Counter()
+    tokens: Counter[LeftOut] = Counter()
+    for sample in samples:
+        cause: LeftOut | None = None
+        if sample.rollout_id not in advantages.values:
+            cause = "no_vote"
+        elif not sample.trained_tokens:
+            cause = "nothing_trained"
+        elif sample.sample_id in stale:
+            cause = "stale"
+        elif group_of[sample.rollout_id] not in groups:
+            cause = "group_dropped"
+        elif not every_row and advantages.values[sample.rollout_id] == 0.0:
+            cause = "zero_advantage"
+        if cause is None:
+            trained.append(sample)
+        else:
+            left_out[cause] += 1
+            tokens[cause] += sample.trained_tokens
+    return trained, left_out, tokens
