@@ -9,17 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whippletree.batching import BatchingConfig, GroupMember, Prepared, SampleFacts, prepare, sweep_stale
+from whippletree.batching import BatchingConfig, GroupMember, Prepared, SampleFacts, check_names, prepare, sweep_stale
 from whippletree.batching import config as config_module
 from whippletree.batching.config import (
     AdvantageConfig,
     EfficiencyHook,
+    FunctionFilter,
+    FunctionHook,
     PackingConfig,
     PassRateFilter,
+    WeightsConfig,
     ZeroAdvantageFilter,
 )
 from whippletree.configuration import Config, convert, dump, field_docs
-from whippletree.errors import AlignmentError
+from whippletree.errors import AlignmentError, ConfigurationError
 
 PLAIN = BatchingConfig(advantages=AdvantageConfig(estimator="dr-grpo"))
 
@@ -146,6 +149,21 @@ def test_what_is_dropped_changes_no_advantage_and_no_weight(drawn: list[Any], da
     assert less.advantages == full.advantages
     assert less.weights == full.weights
     assert set(planned(less)) <= set(planned(full)) - set(stale)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BatchingConfig(advantages=AdvantageConfig(estimator="no_such_module:f")),
+        BatchingConfig(weights=WeightsConfig(mode="no_such_module:f")),
+        BatchingConfig(shaping=(FunctionHook(function="no_such_module:f"),)),
+        BatchingConfig(filters=(FunctionFilter(function="no_such_module:f"),)),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused_before_the_first_rollout(config: BatchingConfig) -> None:
+    check_names(BatchingConfig(shaping=(EfficiencyHook(),)))
+    with pytest.raises(ConfigurationError, match="no_such_module:f"):
+        check_names(config)
 
 
 def test_every_setting_is_documented_and_a_configuration_survives_the_run_file() -> None:

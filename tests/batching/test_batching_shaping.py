@@ -118,8 +118,8 @@ def test_rollouts_without_a_usable_reward_are_seen_by_no_hook(monkeypatch: pytes
         shape_rewards(members, [FunctionHook(function="own_hooks:short")])
     with np.errstate(all="ignore"), pytest.raises(NonFiniteError, match=r"own_hooks:bad.*a1"):
         shape_rewards(members, [FunctionHook(function="own_hooks:bad")])
-    with pytest.raises(ConfigurationError, match="shaping hook 'clipp' is not known"):
-        shape_rewards(members, [FunctionHook(function="clipp")])
+    with pytest.raises(ConfigurationError, match=r"shaping hook 'own_hooks:other'.*check that the module can be imported"):
+        shape_rewards(members, [FunctionHook(function="own_hooks:other")])
 
 
 hooks = st.lists(
@@ -185,6 +185,8 @@ def test_the_configuration_lists_hooks_by_kind() -> None:
         ({"kind": "clip", "low": 2.0}, "above high"),
         ({"kind": "overlong", "limit": 10, "margin": 20}, "larger than the limit"),
         ({"kind": "efficiency", "allowance": 0}, "allowance"),
+        ({"kind": "clip", "high": math.inf}, "finite"),
+        ({"kind": "function", "function": "clip"}, r'function is .clip.; write it as "module:function"'),
     ):
         with pytest.raises(ConfigurationError, match=message):
             convert(BatchingConfig, {"shaping": [bad]}, "run.toml")

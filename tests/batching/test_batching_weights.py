@@ -49,6 +49,20 @@ def test_figure_5(mode: str, expected: dict[str, Fraction]) -> None:
     assert (result.rollouts, result.samples, result.empty_samples) == (3, 6, 0)
 
 
+@given(sums=st.lists(st.integers(-1000, 1000), min_size=6, max_size=6))
+def test_figure_5_as_losses(sums: list[int]) -> None:
+    """The three losses as the figure writes them, from each sample's sum of token losses."""
+    a1, a2, b1, b2, b3, c1 = map(Fraction, sums)
+    expected = {
+        "token-mean": (a1 + a2 + b1 + b2 + b3 + c1) / (50 + 100 + 30 + 30 + 30 + 40),
+        "sequence-mean": (a1 / 50 + a2 / 100 + b1 / 30 + b2 / 30 + b3 / 30 + c1 / 40) / 6,
+        "rollout-mean": ((a1 + a2) / (50 + 100) + (b1 + b2 + b3) / (30 + 30 + 30) + c1 / 40) / 3,
+    }
+    for mode, loss in expected.items():
+        weights = exact(loss_weights(samples(FIGURE_5), mode))
+        assert sum(weights[name] * total for name, total in zip(FIGURE_5, sums, strict=True)) == loss
+
+
 def test_rollout_mean_is_the_default() -> None:
     assert loss_weights(samples(FIGURE_5)) == loss_weights(samples(FIGURE_5), "rollout-mean")
 

@@ -13,7 +13,7 @@ from whippletree.batching.config import BatchingConfig
 from whippletree.batching.filters import DroppedGroup, KeptGroups, keep_groups
 from whippletree.batching.gae import Path, TokenAdvantages, path_advantages
 from whippletree.batching.packing import Plan, PlannedRow, SampleLength, plan_rows
-from whippletree.batching.prepare import Prepared, SampleFacts, Swept, prepare, sweep_stale
+from whippletree.batching.prepare import Prepared, SampleFacts, Swept, check_names, prepare, sweep_stale
 from whippletree.batching.ranks import BatchPlan, UpdatePlan, plan_batch
 from whippletree.batching.shaping import HookRecord, Shaped, shape_rewards
 from whippletree.batching.weights import LossWeights, SampleTokens, loss_weights
@@ -42,6 +42,7 @@ __all__ = [
     "TokenAdvantages",
     "UpdatePlan",
     "call_advantages",
+    "check_names",
     "group_advantages",
     "keep_groups",
     "loss_weights",

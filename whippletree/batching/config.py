@@ -25,6 +25,13 @@ def _finite(config: Config) -> None:
             raise ValueError(f"{name} is {value}; give a finite number")
 
 
+def _own(function: str) -> None:
+    """Raises ValueError for what cannot be a user's function; `convert` adds the key of the table."""
+    module, _, name = function.partition(":")
+    if not module or not name or module.startswith("."):
+        raise ValueError(f'function is {function!r}; write it as "module:function"')
+
+
 class AdvantageConfig(Config):
     """How rewards become advantages."""
 
@@ -123,7 +130,8 @@ class ClipHook(Config, tag="clip", tag_field="kind"):
     """The largest reward."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for bounds in the wrong order; `convert` adds the key."""
+        """Raises ValueError for bounds in the wrong order or that are not finite; `convert` adds the key."""
+        _finite(self)
         if not self.low <= self.high:
             raise ValueError(f"low ({self.low}) is above high ({self.high})")
 
@@ -135,6 +143,10 @@ class FunctionHook(Config, tag="function", tag_field="kind"):
     """ "module:function"."""
     settings: dict[str, Any] = {}
     """Handed to it, within this table."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a name that is not "module:function"; `convert` adds the key."""
+        _own(self.function)
 
 
 HookConfig = LengthHook | EfficiencyHook | OverlongHook | ClipHook | FunctionHook
@@ -173,6 +185,10 @@ class FunctionFilter(Config, tag="function", tag_field="kind"):
     """ "module:function"."""
     settings: dict[str, Any] = {}
     """Handed to it, within this table."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a name that is not "module:function"; `convert` adds the key."""
+        _own(self.function)
 
 
 FilterConfig = PassRateFilter | ZeroAdvantageFilter | VotersFilter | FunctionFilter
@@ -240,3 +256,7 @@ class BatchingConfig(Config):
     """Loss weights."""
     packing: PackingConfig = PackingConfig()
     """Rows, updates and ranks."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where `passing` is not a finite number; `convert` adds the key."""
+        _finite(self)

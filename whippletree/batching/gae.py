@@ -31,12 +31,14 @@ from whippletree.errors import AlignmentError, NonFiniteError
 
 Bool = npt.NDArray[np.bool_]
 Int32 = npt.NDArray[np.int32]
+Places = npt.NDArray[np.intp]
 
 
 class Path(msgspec.Struct, kw_only=True, frozen=True):
     """One sample as the critic sees it. Columns have shape [L]. `values`: what the critic expects before each token;
     `trained`: tokens that this sample trains; `calls`: number of the call that sampled the token, rising along the sample
-    (anything in context). `reward` comes with the last step; `call_rewards`, by number of the call, with that call's last.
+    (anything in context). `reward` comes with the last step; `call_rewards`, by number of the call, with that call's last (one
+    that trains nothing here earns nothing here).
 
     Example: Path(sample_id="a/0", rollout_id="a", values=..., trained=..., calls=..., reward=1.0)
     """
@@ -62,14 +64,13 @@ class TokenAdvantages(msgspec.Struct, kw_only=True, frozen=True):
 
 def gae(rewards: Float64, values: Float64, gamma: float, lam: float) -> Float64:
     """Advantages of consecutive steps. Shapes [T], [T] to [T]."""
-    found = np.zeros(len(rewards))
-    following = next_value = 0.0
-    decay = gamma * lam
-    for step in range(len(rewards) - 1, -1, -1):
-        value = float(values[step])
-        following = float(rewards[step]) + gamma * next_value - value + decay * following
-        found[step], next_value = following, value
-    return found
+    errors = rewards + gamma * np.append(values[1:], 0.0)[: len(values)] - values
+    decay, following = gamma * lam, 0.0
+    backwards = []
+    for error in errors[::-1].tolist():
+        following = error + decay * following
+        backwards.append(following)
+    return np.array(backwards[::-1], dtype=np.float64)
 
 
 def path_advantages(
@@ -88,14 +89,14 @@ def path_advantages(
         if path.sample_id in advantages:
             raise AlignmentError(f"sample {path.sample_id} is listed twice", "list each sample once")
         _check(path)
-        steps = _steps(path, config)
-        rewards, values = _rewards(path, steps), path.values[[places[0] for places in steps]]
-        found = gae(rewards, values, config.gamma, config.lam)
+        places, step_of = _steps(path, config)
+        starts = places[np.searchsorted(step_of, np.arange(step_of[-1] + 1 if len(step_of) else 0))]
+        values = path.values[starts]
+        found = gae(_rewards(path, starts), values, config.gamma, config.lam)
         advantages[path.sample_id] = np.zeros(len(path.trained))
         returns[path.sample_id] = np.zeros(len(path.trained))
-        for places, advantage, value in zip(steps, found, values, strict=True):
-            advantages[path.sample_id][places] = advantage
-            returns[path.sample_id][places] = advantage + value
+        advantages[path.sample_id][places] = found[step_of]
+        returns[path.sample_id][places] = (found + values)[step_of]
     if config.whiten:
         advantages = whiten(advantages, {path.sample_id: path.trained for path in paths}, numerics)
     return TokenAdvantages(advantages=advantages, returns=returns)
@@ -113,23 +114,23 @@ def whiten(columns: Mapping[str, Float64], trained: Mapping[str, Bool], numerics
     }
 
 
-def _steps(path: Path, config: GaeConfig) -> list[npt.NDArray[np.intp]]:
-    """Places of each step's tokens."""
-    trained = np.flatnonzero(path.trained)
+def _steps(path: Path, config: GaeConfig) -> tuple[Places, Places]:
+    """Places of the trained tokens, and the number of the step that each belongs to. Shapes [trained]."""
+    places = np.flatnonzero(path.trained)
     if config.unit == "token":
-        return list(trained[:, None])
-    starts = np.flatnonzero(np.diff(path.calls[trained], prepend=path.calls[trained][:1] - 1))
-    return np.split(trained, starts[1:]) if len(trained) else []
+        return places, np.arange(len(places))
+    calls = path.calls[places]
+    return places, np.cumsum(np.diff(calls, prepend=calls[:1]) != 0)
 
 
-def _rewards(path: Path, steps: Sequence[npt.NDArray[np.intp]]) -> Float64:
-    """What each step earned: a call's reward with its last step, the path's with the very last."""
-    rewards = np.zeros(len(steps))
-    for number, places in enumerate(steps):
-        call = int(path.calls[places[-1]])
-        last = number + 1 == len(steps) or int(path.calls[steps[number + 1][0]]) != call
-        rewards[number] = path.call_rewards.get(call, 0.0) if last else 0.0
-    if len(steps):
+def _rewards(path: Path, starts: Places) -> Float64:
+    """What each step earned: a call's reward with its last step, the path's with the very last. Shape [steps]."""
+    calls = path.calls[starts].tolist()
+    rewards = np.zeros(len(starts))
+    for step, call in enumerate(calls):
+        if step + 1 == len(calls) or calls[step + 1] != call:
+            rewards[step] = path.call_rewards.get(call, 0.0)
+    if len(calls):
         rewards[-1] += path.reward
     return rewards
 

@@ -19,11 +19,12 @@ from typing import Literal
 
 from whippletree.batching.advantages import Advantages, GroupMember, group_advantages
 from whippletree.batching.config import BatchingConfig
-from whippletree.batching.filters import KeptGroups, keep_groups
+from whippletree.batching.estimators import ESTIMATORS
+from whippletree.batching.filters import FILTERS, KeptGroups, filter_name, keep_groups
 from whippletree.batching.packing import SampleLength
 from whippletree.batching.ranks import BatchPlan, plan_batch
-from whippletree.batching.shaping import HookRecord, shape_rewards
-from whippletree.batching.weights import LossWeights, SampleTokens, loss_weights
+from whippletree.batching.shaping import HOOKS, HookRecord, hook_name, shape_rewards
+from whippletree.batching.weights import WEIGHTS, LossWeights, SampleTokens, loss_weights
 from whippletree.errors import AlignmentError
 from whippletree.types import Struct
 
@@ -80,6 +81,19 @@ def sweep_stale(samples: Sequence[SampleFacts], *, policy_version: int, max_stal
         sample_ids=tuple(sorted(sample.sample_id for sample in stale)),
         wasted_tokens=sum(sample.trained_tokens for sample in stale),
     )
+
+
+def check_names(config: BatchingConfig) -> None:
+    """Look up every function that the configuration names, so that a wrong one is refused before the first rollout.
+
+    Raises ConfigurationError.
+    """
+    ESTIMATORS.find(config.advantages.estimator)
+    WEIGHTS.find(config.weights.mode)
+    for hook in config.shaping:
+        HOOKS.find(hook_name(hook))
+    for group_filter in config.filters:
+        FILTERS.find(filter_name(group_filter))
 
 
 def prepare(
