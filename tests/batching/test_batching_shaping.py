@@ -186,6 +186,7 @@ def test_the_configuration_lists_hooks_by_kind() -> None:
         ({"kind": "overlong", "limit": 10, "margin": 20}, "larger than the limit"),
         ({"kind": "efficiency", "allowance": 0}, "allowance"),
         ({"kind": "clip", "high": math.inf}, "finite"),
+        ({"kind": "function"}, 'write it as "module:function"'),
         ({"kind": "function", "function": "clip"}, r'function is .clip.; write it as "module:function"'),
     ):
         with pytest.raises(ConfigurationError, match=message):

@@ -106,9 +106,9 @@ class OverlongHook(Config, tag="overlong", tag_field="kind"):
     """Soft overlong punishment (DAPO, arXiv:2503.14476, Eq. 13): nothing up to `limit - margin`, then falling linearly to
     `-most` at `limit`, and that beyond. Right and wrong answers alike."""
 
-    limit: Positive
+    limit: Positive = 20_480
     """The length from which the whole penalty is due."""
-    margin: Positive
+    margin: Positive = 4096
     """The length before the limit over which the penalty grows."""
     most: AtLeast0 = 1.0
     """The whole penalty."""
@@ -139,8 +139,8 @@ class ClipHook(Config, tag="clip", tag_field="kind"):
 class FunctionHook(Config, tag="function", tag_field="kind"):
     """Your own function, called with (rewards, facts, settings); it returns the new rewards, in the same order."""
 
-    function: str
-    """ "module:function"."""
+    function: str = ""
+    """ "module:function"; required."""
     settings: dict[str, Any] = {}
     """Handed to it, within this table."""
 
@@ -181,8 +181,8 @@ class VotersFilter(Config, tag="voters", tag_field="kind"):
 class FunctionFilter(Config, tag="function", tag_field="kind"):
     """Your own function, called with (group, settings); it returns why the group is dropped, or "" to keep it."""
 
-    function: str
-    """ "module:function"."""
+    function: str = ""
+    """ "module:function"; required."""
     settings: dict[str, Any] = {}
     """Handed to it, within this table."""
 
@@ -244,10 +244,6 @@ class BatchingConfig(Config):
     """A rollout whose outcome (the reward before shaping) is at least this has passed: its answer is correct."""
     advantages: AdvantageConfig = AdvantageConfig()
     """Rewards to advantages."""
-    calls: CallAdvantageConfig = CallAdvantageConfig()
-    """The same where single calls are rewarded."""
-    gae: GaeConfig = GaeConfig()
-    """The same with a critic."""
     shaping: tuple[HookConfig, ...] = ()
     """Changes of the rewards before that, in this order."""
     filters: tuple[FilterConfig, ...] = (ZeroAdvantageFilter(),)

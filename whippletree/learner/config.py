@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from whippletree.configuration import Config
 
 
@@ -26,14 +24,8 @@ class LearnerConfig(Config):
     """Lower width of the PPO clip: ratios below 1 - clip_low get no gradient for negative advantages."""
     clip_high: float = 0.2
     """Upper width of the PPO clip: ratios above 1 + clip_high get no gradient for positive advantages."""
-    loss_weights: Literal["rollout-mean", "token-mean", "sequence-mean"] = "rollout-mean"
-    """How tokens are weighted in a batch: Eq. 16 (rollout-mean), Eq. 14 (token-mean), Eq. 15 (sequence-mean)."""
-    normalise_std: bool = True
-    """Divide group advantages by the group's standard deviation (GRPO); false leaves them centred only."""
     train_top_layers: int = 0
     """Train only this many layers from the top, and the last norm; 0 trains every parameter."""
-    token_budget: int = 512
-    """Tokens of one packed row; a longer sample gets a row of its own."""
     threads: int = 1
     """Torch threads of the learner process."""
     keep_checkpoints: int = 3

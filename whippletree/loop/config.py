@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from whippletree.batching.config import BatchingConfig
 from whippletree.configuration import Config
 from whippletree.control.config import ControlConfig, check_reward
 from whippletree.engines.config import EmbeddedConfig, EngineConfig
@@ -105,6 +106,8 @@ class RunConfig(Config):
     """How the run samples."""
     loop: LoopSection = LoopSection()
     """The training loop."""
+    batching: BatchingConfig = BatchingConfig()
+    """From rewards to rows: shaping, advantages, filters, loss weights, packing."""
     learner: LearnerConfig = LearnerConfig()
     """The optimiser side."""
     engine: EngineConfig = EmbeddedConfig()
@@ -121,3 +124,8 @@ class RunConfig(Config):
     """The durable record, and how long its payloads are kept."""
     traces: TracesConfig = TracesConfig()
     """Which calls are trained."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what the loops do not do; `convert` adds the key."""
+        if self.batching.packing.updates != 1:
+            raise ValueError("batching.packing.updates must be 1: the loops make one update from each batch")

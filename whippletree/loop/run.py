@@ -170,12 +170,14 @@ class Run:
         batch = build_batch(
             self.store,
             [self.watch.rollouts[rollout_id] for rollout_id in record.rollout_ids],
-            self.config.learner,
+            self.config.batching,
             policy_version=self.learner.policy_version,
             traces=self.config.traces,
         )
         if not replayed:  # a resumed run goes on without them
             self._refuse_broken(record.step, batch)
+        if events := batch.shaping_events(record.step, time.time()):
+            self.store.append_events(events).result()
         stats = self.learner.update(batch.rows)
         self.step = record.step + 1
         metrics = StepMetrics(
