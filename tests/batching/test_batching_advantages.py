@@ -140,7 +140,12 @@ def test_a_group_that_lost_all_its_rollouts_is_an_alarm_and_one_of_zeros_is_not(
     assert group_advantages(group([0.0, 0.0])).alarms == ()
 
 
-def test_advantages_of_groups_without_a_success_are_measured() -> None:
+def test_partial_credit_is_no_alarm_though_nothing_passed() -> None:
+    found = group_advantages(group([0.2, 0.0, 0.6]))
+    assert (found.groups[0].passed, found.groups[0].outcomes_differ, found.unearned, found.alarms) == (0, True, 0.0, ())
+
+
+def test_advantages_of_groups_that_failed_alike_are_measured() -> None:
     solved = group([1.0, 0.0], "solved")
     shaped = [GroupMember(rollout_id=f"f{n}", group_id="f", reward=0.01 * n, outcome=0.0) for n in range(2)]
     config = AdvantageConfig(estimator="dr-grpo")
@@ -149,7 +154,6 @@ def test_advantages_of_groups_without_a_success_are_measured() -> None:
     assert found.alarms == ()
     assert group_advantages(shaped, config).unearned == 1.0
     assert "100% of the advantages" in group_advantages(shaped, config).alarms[0]
-    assert group_advantages(solved, config, passing=2.0).unearned == 1.0
 
 
 # --- whatever comes in ------------------------------------------------------------------------------------------------------

@@ -71,7 +71,9 @@ def test_every_sample_is_planned_or_counted_under_its_first_cause() -> None:
     assert found.left_out_tokens == {"nothing_trained": 0, "stale": 11, "no_vote": 9, "group_dropped": 4, "zero_advantage": 4}
     assert "a3/0" not in found.weights.per_token
     assert found.weights.rollouts == 7
-    assert planned(prepare(members, samples, PLAIN, every_row=True))[-2:] == ["c2/0", "c3/0"]
+    every = prepare(members, samples, PLAIN, every_row=True)
+    assert planned(every) == ["a1/0", "a2/0", "a2/1", "b1/0", "b2/0", "c1/0", "c2/0", "c3/0"]
+    assert (every.left_out, every.kept.dropped) == ({"nothing_trained": 1, "no_vote": 1}, ())
 
 
 def test_shaping_filters_and_updates_come_from_the_configuration() -> None:

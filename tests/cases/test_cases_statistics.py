@@ -78,7 +78,7 @@ def test_C05_shaping_does_not_train_groups_in_which_all_failed() -> None:
     assert (kept.group_ids, kept.counts) == ((), {"pass-rate: none_passed": 1})
     floored = group_advantages(members, AdvantageConfig(min_std=0.1))
     assert max(map(abs, floored.values.values())) < 0.02
-    assert any("groups without a success" in alarm for alarm in blown_up.alarms)
+    assert any("groups that failed alike" in alarm for alarm in blown_up.alarms)
     assert group_advantages([*members, *group([1.0, 0.0], "h")], AdvantageConfig(min_std=0.1)).alarms == ()
 
 

@@ -68,6 +68,9 @@ def test_rollouts_without_an_advantage_are_in_no_row_but_count_in_the_weights(st
     assert weight_of(batch, "g0-a") == weight_of(batch, "g0-b") == 1 / 4
     assert (batch.samples, batch.metrics()["groups_without_signal"]) == (4, 1)
     assert weights_in(batch) == {1 / 4 / 5, 1 / 4 / 2}
+    every = build_batch(store, rollouts, CONFIG, policy_version=0, every_row=True)
+    assert trained_rollouts(every) == ["g0-a", "g0-b", "g1-a", "g1-b"]
+    assert weight_of(every, "g1-b") == 1 / 4
 
 
 def test_dropping_a_group_changes_no_advantage_of_another(store: SqliteStore):

@@ -29,7 +29,7 @@ LARGEST = 1e100
 """A reward beyond ±LARGEST is invalid, like NaN: its square would overflow."""
 
 MOSTLY = 0.5
-"""Share of the advantages from groups without one success, above which there is an alarm."""
+"""Share of the advantages from groups that failed alike, above which there is an alarm."""
 
 
 class GroupMember(Struct):
@@ -56,16 +56,18 @@ class GroupMember(Struct):
 
 class GroupStatistics(Struct):
     """What a group has to say. `mean` and `std` are of the `voters`' rewards (0.0 where there is none); `passed` is how many
-    voters passed, by their outcome; `nonzero` how many have an advantage other than 0, `magnitude` the sum of its sizes.
+    voters passed, by their outcome, and `outcomes_differ` whether outcomes are told apart at all, before shaping; `nonzero` is
+    how many have an advantage other than 0, `magnitude` the sum of its sizes.
 
-    Example: GroupStatistics(group_id="s0003-g02", members=8, voters=7, passed=3, mean=0.43, std=0.53, signal="signal",
-                             nonzero=7, magnitude=6.9)
+    Example: GroupStatistics(group_id="s0003-g02", members=8, voters=7, passed=3, outcomes_differ=True, mean=0.43, std=0.53,
+                             signal="signal", nonzero=7, magnitude=6.9)
     """
 
     group_id: str
     members: int
     voters: int
     passed: int
+    outcomes_differ: bool
     mean: float
     std: float
     signal: Signal
@@ -85,9 +87,11 @@ class Advantages(Struct):
 
     @property
     def unearned(self) -> float:
-        """The share of the advantages' sizes in groups without one success, in [0, 1]: differences between failures alone."""
+        """The share of the advantages' sizes in groups that failed alike (no success, equal outcomes), in [0, 1]: what shaping
+        alone makes of failures."""
         total = math.fsum(group.magnitude for group in self.groups)
-        return math.fsum(group.magnitude for group in self.groups if not group.passed) / total if total else 0.0
+        alike = math.fsum(group.magnitude for group in self.groups if not group.passed and not group.outcomes_differ)
+        return alike / total if total else 0.0
 
     @property
     def alarms(self) -> tuple[str, ...]:
@@ -98,7 +102,7 @@ class Advantages(Struct):
             found.append(f"no rollout has a reward in {len(lost)} of {len(self.groups)} groups, e.g. {lost[0].group_id}")
         if self.unearned > MOSTLY:
             found.append(
-                f"{self.unearned:.0%} of the advantages come from groups without a success: shaping, not the task, is trained "
+                f"{self.unearned:.0%} of the advantages come from groups that failed alike: shaping, not the task, is trained "
                 '(filter by "pass-rate", or raise advantages.min_std)'
             )
         return tuple(found)
@@ -128,13 +132,14 @@ def group_advantages(
     statistics = []
     for name, of_group, advantages in zip(names, rewards, found, strict=True):
         values |= {member.rollout_id: float(value) for member, value in zip(groups[name], advantages, strict=True)}
-        outcomes = [member.verified for member in groups[name]]
+        outcomes = np.array([member.verified for member in groups[name]], dtype=np.float64)
         statistics.append(
             GroupStatistics(
                 group_id=name,
                 members=sizes[name],
                 voters=len(of_group),
-                passed=sum(1 for outcome in outcomes if outcome is not None and outcome >= passing),
+                passed=int(np.count_nonzero(outcomes >= passing)),
+                outcomes_differ=not equal(outcomes, config),
                 mean=mean(of_group),
                 std=deviation(of_group, config),
                 signal=signal_of(of_group, config),

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from whippletree.batching.advantages import Advantages, GroupMember, group_advantages
-from whippletree.batching.config import BatchingConfig
+from whippletree.batching.config import BatchingConfig, ZeroAdvantageFilter
 from whippletree.batching.estimators import ESTIMATORS
 from whippletree.batching.filters import FILTERS, KeptGroups, filter_name, keep_groups
 from whippletree.batching.packing import SampleLength
@@ -105,8 +105,8 @@ def prepare(
     stale: Collection[str] = (),
     every_row: bool = False,
 ) -> Prepared:
-    """Advantages, weights and plan of one batch. `stale`: sample_ids that are not trained. `every_row`: plan rows of advantage
-    0 too, in kept groups, for losses that have a gradient there.
+    """Advantages, weights and plan of one batch. `stale`: sample_ids that are not trained. `every_row`: the loss has a gradient
+    where the advantage is 0 too, so neither rows nor groups are left out for that.
 
     Raises what the parts raise, and AlignmentError for a sample of a rollout that is not among the members.
     """
@@ -118,7 +118,8 @@ def prepare(
             )
     shaped = shape_rewards(members, config.shaping, passing=config.passing)
     advantages = group_advantages(shaped.members, config.advantages, passing=config.passing)
-    kept = keep_groups(advantages, config.filters)
+    filters = [one for one in config.filters if not (every_row and isinstance(one, ZeroAdvantageFilter))]
+    kept = keep_groups(advantages, filters)
     voting = [sample for sample in samples if sample.rollout_id in advantages.values]
     weights = loss_weights(
         [

@@ -149,8 +149,10 @@ def build_batch(
     *,
     policy_version: int,
     traces: TracesConfig = TracesConfig(),  # noqa: B008 - immutable
+    every_row: bool = False,
 ) -> Batch:
-    """Rows of one update. `policy_version` is the learner's, for staleness. Raises StoreError, AlignmentError."""
+    """Rows of one update. `policy_version` is the learner's, for staleness; `every_row`: the loss has a gradient where the
+    advantage is 0 too. Raises StoreError, AlignmentError."""
     calls: dict[str, list[Call]] = {}
     samples: list[Sample] = []
     funnels: dict[str, Funnel] = {}
@@ -160,7 +162,7 @@ def build_batch(
             funnels[rollout.spec.rollout_id] = funnel(trace)
             calls[rollout.spec.rollout_id] = [node.call for node in trace.nodes]
             samples += found_samples
-    prepared = prepare(members_of(rollouts, calls), [facts_of(sample) for sample in samples], config)
+    prepared = prepare(members_of(rollouts, calls), [facts_of(sample) for sample in samples], config, every_row=every_row)
     (update,) = prepared.plan.updates
     advantages, weights = prepared.advantages.values, prepared.weights.per_token
     by_id = {sample.sample_id: sample for sample in samples}
