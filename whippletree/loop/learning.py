@@ -73,8 +73,8 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
 
 def learn(config: RunConfig, layout: Layout) -> None:
     """Run the training loop of a run directory to its end. Raises WhippletreeError where the run must stop."""
-    signal.signal(signal.SIGTERM, _stop)
     check_names(config.batching)
+    signal.signal(signal.SIGTERM, _stop)
     services = layout.read_services()
     sources, heldout = resolve_sources(config, layout)
     learner = Learner(Path(services.model_directory), config.learner, temperature=config.sampling.temperature)
