@@ -25,6 +25,7 @@ from whippletree.configuration import Config, convert, dump, field_docs
 from whippletree.errors import AlignmentError, ConfigurationError
 
 PLAIN = BatchingConfig(advantages=AdvantageConfig(estimator="dr-grpo"))
+ROWS = PackingConfig(token_budget=20)
 
 
 def member(name: str, reward: float | None, **metadata: Any) -> GroupMember:
@@ -65,15 +66,21 @@ def test_every_sample_is_planned_or_counted_under_its_first_cause() -> None:
         sample("c2", 0),
         sample("c3", 0),
     ]
-    found = prepare(members, samples, PLAIN, stale=["a2/1", "b1/0"])
+    found = prepare(members, samples, PLAIN, ROWS, stale=["a2/1", "b1/0"])
     assert planned(found) == ["a1/0", "a2/0", "c1/0", "c3/0"]
-    assert found.left_out == {"nothing_trained": 1, "stale": 2, "no_vote": 1, "group_dropped": 1, "zero_advantage": 1}
-    assert found.left_out_tokens == {"nothing_trained": 0, "stale": 11, "no_vote": 9, "group_dropped": 4, "zero_advantage": 4}
-    assert "a3/0" not in found.weights.per_token
-    assert found.weights.rollouts == 7
-    every = prepare(members, samples, PLAIN, every_row=True)
+    assert found.judged.left_out == {"nothing_trained": 1, "stale": 2, "no_vote": 1, "group_dropped": 1, "zero_advantage": 1}
+    assert found.judged.left_out_tokens == {
+        "nothing_trained": 0,
+        "stale": 11,
+        "no_vote": 9,
+        "group_dropped": 4,
+        "zero_advantage": 4,
+    }
+    assert "a3/0" not in found.judged.weights.per_token
+    assert found.judged.weights.rollouts == 7
+    every = prepare(members, samples, PLAIN, ROWS, every_row=True)
     assert planned(every) == ["a1/0", "a2/0", "a2/1", "b1/0", "b2/0", "c1/0", "c2/0", "c3/0"]
-    assert (every.left_out, every.kept.dropped) == ({"nothing_trained": 1, "no_vote": 1}, ())
+    assert (every.judged.left_out, every.judged.kept.dropped) == ({"nothing_trained": 1, "no_vote": 1}, ())
 
 
 def test_shaping_filters_and_updates_come_from_the_configuration() -> None:
@@ -90,16 +97,15 @@ def test_shaping_filters_and_updates_come_from_the_configuration() -> None:
         advantages=AdvantageConfig(estimator="dr-grpo"),
         shaping=(EfficiencyHook(most=0.1, allowance=50),),
         filters=(PassRateFilter(low=0.01, high=1.0), ZeroAdvantageFilter()),
-        packing=PackingConfig(token_budget=16, updates=2),
     )
-    found = prepare(members, samples, config, ranks=2)
+    found = prepare(members, samples, config, PackingConfig(token_budget=16, updates=2), ranks=2)
     assert planned(found) == ["a1/0", "a2/0", "c1/0", "c2/0"]  # the bonus tells the solved group's rollouts apart
-    assert found.advantages.values["a1"] == pytest.approx(0.03)
-    assert found.kept.counts == {"pass-rate: none_passed": 1}
-    assert found.shaping[0].terms == {"a1": pytest.approx(0.08), "a2": pytest.approx(0.02)}
+    assert found.judged.advantages.values["a1"] == pytest.approx(0.03)
+    assert found.judged.kept.counts == {"pass-rate: none_passed": 1}
+    assert found.judged.shaping[0].terms == {"a1": pytest.approx(0.08), "a2": pytest.approx(0.02)}
     assert [len(update.rollout_ids) for update in found.plan.updates] == [2, 2]
     assert all(len(update.ranks) == 2 for update in found.plan.updates)
-    assert found.weights.total == pytest.approx(2.0)
+    assert found.judged.weights.total == pytest.approx(2.0)
 
 
 def test_only_stale_samples_are_swept() -> None:
@@ -111,7 +117,7 @@ def test_only_stale_samples_are_swept() -> None:
 
 def test_a_sample_of_an_unknown_rollout_is_refused() -> None:
     with pytest.raises(AlignmentError, match="z9/0 is of rollout z9"):
-        prepare([member("a1", 1.0)], [sample("z9", 0)], PLAIN)
+        prepare([member("a1", 1.0)], [sample("z9", 0)], PLAIN, ROWS)
 
 
 rewards = st.none() | st.sampled_from([0.0, 0.5, 1.0])
@@ -131,12 +137,13 @@ def world(drawn: Sequence[tuple[str, float | None, int]]) -> tuple[list[GroupMem
 @given(drawn=members_of, ranks=st.integers(1, 4), data=st.data())
 def test_no_order_changes_anything(drawn: list[Any], ranks: int, data: st.DataObject) -> None:
     members, samples = world(drawn)
-    config = msgspec.structs.replace(PLAIN, packing=PackingConfig(token_budget=20, updates=2))
-    found = prepare(members, samples, config, ranks=ranks)
-    other = prepare(data.draw(st.permutations(members)), data.draw(st.permutations(samples)), config, ranks=ranks)
+    packing = PackingConfig(token_budget=20, updates=2)
+    found = prepare(members, samples, PLAIN, packing, ranks=ranks)
+    other = prepare(data.draw(st.permutations(members)), data.draw(st.permutations(samples)), PLAIN, packing, ranks=ranks)
     assert other == found
-    assert len(planned(found)) + sum(found.left_out.values()) == len(samples)
-    assert set(planned(found)) <= set(found.weights.per_token)
+    assert list(found.judged.trained) == planned(found)
+    assert len(planned(found)) + sum(found.judged.left_out.values()) == len(samples)
+    assert set(planned(found)) <= set(found.judged.weights.per_token)
 
 
 @given(drawn=members_of, data=st.data())
@@ -144,12 +151,12 @@ def test_what_is_dropped_changes_no_advantage_and_no_weight(drawn: list[Any], da
     members, samples = world(drawn)
     names = [one.sample_id for one in samples]
     stale = data.draw(st.lists(st.sampled_from(names), unique=True)) if names else []
-    full = prepare(members, samples, msgspec.structs.replace(PLAIN, filters=()))
+    full = prepare(members, samples, msgspec.structs.replace(PLAIN, filters=()), ROWS)
     less = prepare(
-        members, samples, msgspec.structs.replace(PLAIN, filters=(PassRateFilter(), ZeroAdvantageFilter())), stale=stale
+        members, samples, msgspec.structs.replace(PLAIN, filters=(PassRateFilter(), ZeroAdvantageFilter())), ROWS, stale=stale
     )
-    assert less.advantages == full.advantages
-    assert less.weights == full.weights
+    assert less.judged.advantages == full.judged.advantages
+    assert less.judged.weights == full.judged.weights
     assert set(planned(less)) <= set(planned(full)) - set(stale)
 
 
@@ -180,7 +187,12 @@ def test_every_setting_is_documented_and_a_configuration_survives_the_run_file()
         else:
             kinds += [part for part in getattr(kind, "__args__", ()) if part not in seen]
     shipped = {kind for kind in vars(config_module).values() if isinstance(kind, type) and issubclass(kind, Config)}
-    arguments = {config_module.CallAdvantageConfig, config_module.GaeConfig}  # of functions that no run file names
+    arguments = {  # of functions, in no run file
+        config_module.CallAdvantageConfig,
+        config_module.GaeConfig,
+        config_module.PackingConfig,
+        config_module.CostConfig,
+    }
     assert seen == shipped - {Config} - arguments
     assert all(set(field_docs(kind)) == set(kind.__struct_fields__) for kind in arguments)
     config = BatchingConfig(shaping=(EfficiencyHook(),), filters=(PassRateFilter(),))

@@ -104,15 +104,14 @@ def test_C08_any_number_of_rows_runs_on_any_number_of_ranks_with_the_same_gradie
     samples = [
         facts(f"r{owner:02}", n, tokens=draw.randrange(5, 60), trained=draw.randrange(1, 5)) for n, owner in enumerate(owners)
     ]
-    config = BatchingConfig(
-        advantages=AdvantageConfig(estimator="dr-grpo"), filters=(), packing=PackingConfig(token_budget=64, updates=2)
-    )
+    config = BatchingConfig(advantages=AdvantageConfig(estimator="dr-grpo"), filters=())
+    packing = PackingConfig(token_budget=64, updates=2)
     by_id = {sample.sample_id: sample for sample in samples}
     slope = {sample.sample_id: Fraction(draw.randrange(-9, 9)) for sample in samples}  # of a token's loss
 
     def gradients(ranks: int) -> list[Fraction]:
-        found = prepare(members, samples, config, ranks=ranks, every_row=True)
-        assert found.left_out == {}
+        found = prepare(members, samples, config, packing, ranks=ranks, every_row=True)
+        assert found.judged.left_out == {}
         sums = []
         for update in found.plan.updates:
             assert len(update.ranks) == ranks
@@ -123,8 +122,8 @@ def test_C08_any_number_of_rows_runs_on_any_number_of_ranks_with_the_same_gradie
                 assert row.sample_ids or (row.tokens, row.rollout_ids) == (0, ())
             sums.append(
                 sum(
-                    Fraction(by_id[name].trained_tokens, int(found.weights.divisors[name]))
-                    * Fraction(found.advantages.values[by_id[name].rollout_id])
+                    Fraction(by_id[name].trained_tokens, int(found.judged.weights.divisors[name]))
+                    * Fraction(found.judged.advantages.values[by_id[name].rollout_id])
                     * slope[name]
                     for name in names
                 )
@@ -132,8 +131,8 @@ def test_C08_any_number_of_rows_runs_on_any_number_of_ranks_with_the_same_gradie
         return [Fraction(value) for value in sums]
 
     assert gradients(8) == gradients(1) == gradients(5)
-    eight, one = prepare(members, samples, config, ranks=8), prepare(members, samples, config, ranks=1)
-    assert (eight.advantages, eight.weights) == (one.advantages, one.weights)
+    eight, one = (prepare(members, samples, config, packing, ranks=ranks) for ranks in (8, 1))
+    assert eight.judged == one.judged
 
 
 def test_C09_the_number_of_updates_is_the_configured_one_however_rollouts_split() -> None:
@@ -141,13 +140,13 @@ def test_C09_the_number_of_updates_is_the_configured_one_however_rollouts_split(
     members = [GroupMember(rollout_id=f"r{n:02}", group_id=f"g{n // 4}", reward=reward) for n, reward in enumerate(rewards)]
     split = [facts(f"r{n % 64:02}", n // 64, trained=2 + n % 7) for n in range(181)]
     whole = [facts(f"r{n:02}", 0) for n in range(64)]
-    config = BatchingConfig(packing=PackingConfig(token_budget=32, updates=4))
+    packing = PackingConfig(token_budget=32, updates=4)
     for samples in (split, whole):
-        found = prepare(members, samples, config)
+        found = prepare(members, samples, BatchingConfig(), packing)
         assert [len(update.rollout_ids) for update in found.plan.updates] == [16] * 4
         weights = {
             member.rollout_id: sum(
-                Fraction(4 * sample.trained_tokens, int(found.weights.divisors[sample.sample_id]))
+                Fraction(4 * sample.trained_tokens, int(found.judged.weights.divisors[sample.sample_id]))
                 for sample in samples
                 if sample.rollout_id == member.rollout_id
             )
@@ -159,9 +158,9 @@ def test_C09_the_number_of_updates_is_the_configured_one_however_rollouts_split(
 def test_C10_rollouts_with_different_numbers_of_samples_form_a_batch() -> None:
     members = group([1.0, 0.0])
     samples = [facts("g0", 0), facts("g1", 0), facts("g1", 1)]
-    found = prepare(members, samples, BatchingConfig(advantages=AdvantageConfig(estimator="dr-grpo")))
-    assert found.advantages.values == {"g0": 0.5, "g1": -0.5}
-    assert found.advantages.groups[0].voters == 2
+    found = prepare(members, samples, BatchingConfig(advantages=AdvantageConfig(estimator="dr-grpo")), PackingConfig())
+    assert found.judged.advantages.values == {"g0": 0.5, "g1": -0.5}
+    assert found.judged.advantages.groups[0].voters == 2
     assert found.plan.updates[0].rollout_ids == ("g0", "g1")
     counts = [SampleTokens(sample_id=one.sample_id, rollout_id=one.rollout_id, trained_tokens=4) for one in samples]
     assert loss_weights(counts).divisors == {"g0/0": 8, "g1/0": 16, "g1/1": 16}
@@ -191,11 +190,13 @@ def test_C18_an_advantage_lands_on_its_own_rollouts_tokens_in_any_order(seed: in
     }
     draw.shuffle(members)
     draw.shuffle(samples)
-    found = prepare(members, samples, BatchingConfig(packing=PackingConfig(token_budget=20)), ranks=draw.randrange(1, 5))
+    found = prepare(members, samples, BatchingConfig(), PackingConfig(token_budget=20), ranks=draw.randrange(1, 5))
     seen = []
     for planned in itertools.chain.from_iterable(found.plan.updates[0].ranks):
         if planned.sample_ids:
-            row = build_row([columns[name] for name in planned.sample_ids], found.advantages.values, found.weights.per_token)
+            row = build_row(
+                [columns[name] for name in planned.sample_ids], found.judged.advantages.values, found.judged.weights.per_token
+            )
             for number, name in enumerate(row.sample_ids):
                 mine = row.advantages[(row.segments == number) & row.targets]
                 assert len(mine) == 4
@@ -211,10 +212,10 @@ def test_C19_only_the_stale_rollout_is_left_out_and_its_reward_still_votes() -> 
     swept = sweep_stale(samples, policy_version=11, max_staleness=4)
     assert (swept.sample_ids, swept.wasted_tokens) == (("g3/0",), 4)
     config = BatchingConfig(advantages=AdvantageConfig(estimator="dr-grpo"))
-    found = prepare(members, samples, config, stale=swept.sample_ids)
-    assert found.advantages.groups[0].mean == 0.5
+    found = prepare(members, samples, config, PackingConfig(), stale=swept.sample_ids)
+    assert found.judged.advantages.groups[0].mean == 0.5
     assert found.plan.updates[0].rollout_ids == ("g0", "g1", "g2")
-    assert (found.left_out, found.left_out_tokens) == ({"stale": 1}, {"stale": 4})
+    assert (found.judged.left_out, found.judged.left_out_tokens) == ({"stale": 1}, {"stale": 4})
 
 
 Estimate = Callable[[Sequence[Sequence[float]]], Sequence[Sequence[float]]]

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from whippletree.batching import BatchingConfig
 from whippletree.batching.weights import SampleTokens, loss_weights
 from whippletree.errors import AlignmentError, FencedError
+from whippletree.learner.config import LearnerConfig
 from whippletree.loop.batch import build_batch
 from whippletree.protocols import AttemptOutcome
 from whippletree.store import SqliteStore, open_store
@@ -159,7 +159,7 @@ def test_B17_before_a_break_everything_is_trained_and_a_low_share_is_said_plainl
     batch = build_batch(
         store,
         [store.rollout("r"), store.rollout("other")],
-        BatchingConfig(),
+        LearnerConfig(),
         policy_version=1,
         traces=TracesConfig(least_trained_share=0.8),
     )

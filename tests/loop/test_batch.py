@@ -9,14 +9,15 @@ import pytest
 from loop_parts import Ending, Turn, play, write_attempt
 
 from whippletree.batching import BatchingConfig, group_advantages
-from whippletree.batching.config import AdvantageConfig, EfficiencyHook, PackingConfig, PassRateFilter, ZeroAdvantageFilter
+from whippletree.batching.config import AdvantageConfig, EfficiencyHook, PassRateFilter, ZeroAdvantageFilter
 from whippletree.errors import AlignmentError
+from whippletree.learner.config import LearnerConfig
 from whippletree.loop.batch import Batch, build_batch, members_of
 from whippletree.store import SqliteStore, open_store
 from whippletree.traces import TracesConfig
 from whippletree.types import CauseClass, Rollout, RolloutSpec
 
-CONFIG = BatchingConfig(packing=PackingConfig(token_budget=40))
+CONFIG = LearnerConfig(token_budget=40)
 ONE_CALL = [Turn((1, 2, 3), (4, 5), prefix_break="first")]
 TWO_CALLS = [*ONE_CALL, Turn((6,), (7, 8, 9), extends=0)]
 BROKEN = [*ONE_CALL, Turn((30, 31), (7, 8, 9), prefix_break="template")]  # the same five tokens in two samples
@@ -68,9 +69,6 @@ def test_rollouts_without_an_advantage_are_in_no_row_but_count_in_the_weights(st
     assert weight_of(batch, "g0-a") == weight_of(batch, "g0-b") == 1 / 4
     assert (batch.samples, batch.metrics()["groups_without_signal"]) == (4, 1)
     assert weights_in(batch) == {1 / 4 / 5, 1 / 4 / 2}
-    every = build_batch(store, rollouts, CONFIG, policy_version=0, every_row=True)
-    assert trained_rollouts(every) == ["g0-a", "g0-b", "g1-a", "g1-b"]
-    assert weight_of(every, "g1-b") == 1 / 4
 
 
 def test_dropping_a_group_changes_no_advantage_of_another(store: SqliteStore):
@@ -80,7 +78,7 @@ def test_dropping_a_group_changes_no_advantage_of_another(store: SqliteStore):
     expected = group_advantages(members_of(rollouts[:2], {})).values
     assert found == {round(value, 6) for value in expected.values()}
     plain = BatchingConfig(advantages=AdvantageConfig(estimator="dr-grpo"))
-    centred = build_batch(store, rollouts, plain, policy_version=0)
+    centred = build_batch(store, rollouts, CONFIG, policy_version=0, batching=plain)
     assert {value for row in centred.rows for value in row.advantages[row.targets].tolist()} == {0.5, -0.5}
 
 
@@ -97,7 +95,7 @@ def test_a_failed_rollout_has_no_row_no_vote_and_no_weight(store: SqliteStore):
     batch = build_batch(store, rollouts, CONFIG, policy_version=0)
     assert trained_rollouts(batch) == ["g0-a", "g0-b"]
     assert weight_of(batch, "g0-a") == weight_of(batch, "g0-b") == 1 / 2
-    assert batch.prepared.advantages.values == group_advantages(members_of(rollouts[:2], {})).values
+    assert batch.judged.advantages.values == group_advantages(members_of(rollouts[:2], {})).values
     metrics = batch.metrics()
     assert (metrics["rollouts"], metrics["failed"], metrics["reward_mean"]) == (4, 2, 0.5)
     assert batch.causes == {"sandbox": 1, "engine": 1}
@@ -158,10 +156,10 @@ def test_shaping_and_filters_of_the_configuration_are_applied_and_recorded(store
         shaping=(EfficiencyHook(most=0.5, allowance=10), EfficiencyHook(most=0.25, allowance=5, of="sampled_tokens")),
         filters=(PassRateFilter(low=0.1, high=1.0), ZeroAdvantageFilter()),
     )
-    batch = build_batch(store, rollouts, config, policy_version=0)
+    batch = build_batch(store, rollouts, CONFIG, policy_version=0, batching=config)
     assert trained_rollouts(batch) == ["g0-a", "g0-b"]  # both solved it; the bonus tells them apart
     terms = {"g0-a": 0.5 * 0.8 + 0.25 * 0.0, "g0-b": 0.5 * 0.9 + 0.25 * 0.6}
-    assert batch.prepared.advantages.values["g0-b"] == pytest.approx((terms["g0-b"] - terms["g0-a"]) / 2)
+    assert batch.judged.advantages.values["g0-b"] == pytest.approx((terms["g0-b"] - terms["g0-a"]) / 2)
     metrics = batch.metrics()
     assert metrics["reward_mean"] == 0.5
     assert metrics["shaping"] == {"efficiency": pytest.approx(sum(terms.values()) / 4)}
@@ -201,7 +199,7 @@ def test_a_batch_without_signal_has_no_rows_and_no_made_up_numbers(store: Sqlite
 def test_rows_keep_to_the_token_budget(store: SqliteStore):
     rollouts = finished(store, {f"g0-{n}": (TWO_CALLS, float(n % 2)) for n in range(10)})
     batch = build_batch(store, rollouts, CONFIG, policy_version=0)
-    assert [len(row.sample_ids) for row in batch.rows] == [4, 3, 3]  # nine tokens each, 40 to a row
+    assert [len(row.sample_ids) for row in batch.rows] == [4, 4, 2]  # nine tokens each, 40 to a row
     assert batch.fill == pytest.approx(90 / 120)
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from loop_parts import HELDOUT, World, opened_run, playing
 
 from whippletree.batching import BatchingConfig
-from whippletree.batching.config import AdvantageConfig, EfficiencyHook, FunctionHook, PackingConfig, PassRateFilter
-from whippletree.configuration import convert
+from whippletree.batching.config import AdvantageConfig, EfficiencyHook, FunctionHook, PassRateFilter
 from whippletree.errors import ConfigurationError
 from whippletree.loop import synchronous
 from whippletree.loop.config import LoopSection, RunConfig, SourceSection
@@ -19,8 +17,6 @@ from whippletree.loop.learning import learn
 from whippletree.loop.metrics import Log
 from whippletree.loop.sources import TrailTasks
 from whippletree.store import open_store
-
-MINIMAL: dict[str, Any] = {"sources": [{"name": "trail", "tasks": {"kind": "trail"}}]}
 
 
 def configuration(batching: BatchingConfig) -> RunConfig:
@@ -38,7 +34,6 @@ def test_what_the_run_file_asks_for_is_done_and_recorded(world: World, tmp_path:
         advantages=AdvantageConfig(estimator="rloo"),
         shaping=(EfficiencyHook(most=0.5, allowance=8),),
         filters=(PassRateFilter(),),
-        packing=PackingConfig(token_budget=64),
     )
     config = configuration(batching)
     with playing(tmp_path / "store"), opened_run(world, tmp_path, config, heldout=HELDOUT) as run:
@@ -62,9 +57,3 @@ def test_a_function_that_is_not_there_stops_the_learner_before_anything_runs(tmp
     with pytest.raises(ConfigurationError, match=r"shaping hook 'no_such_module:f'"):
         learn(config, Layout(tmp_path))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_several_updates_from_one_batch_are_refused_with_the_reason():
-    with pytest.raises(ConfigurationError, match=r"batching.packing.updates must be 1"):
-        convert(RunConfig, MINIMAL | {"batching": {"packing": {"updates": 2}}}, "run.toml")
-    assert convert(RunConfig, MINIMAL | {"batching": {"weights": {"mode": "constant"}}}, "run.toml")

@@ -12,8 +12,6 @@ import pytest
 import torch
 from loop_parts import HELDOUT, World, by_name, opened_run, play, playing
 
-from whippletree.batching import BatchingConfig
-from whippletree.batching.config import PackingConfig
 from whippletree.engines.embedded.client import EmbeddedEngine
 from whippletree.errors import StoreError, WeightMismatch, WhippletreeError
 from whippletree.learner import checkpoint
@@ -45,8 +43,7 @@ def configuration(kind: str = "synchronous", *, every: int = 1, **loop: Any) -> 
     return RunConfig(
         sources=[SourceSection(name="s", tasks=TrailTasks())],
         loop=LoopSection(kind=kind, **(section | loop)),  # type: ignore[arg-type]
-        batching=BatchingConfig(packing=PackingConfig(token_budget=64)),
-        learner=LearnerConfig(learning_rate=1e-2, warmup_steps=2, checkpoint_every=every, keep_checkpoints=9),
+        learner=LearnerConfig(learning_rate=1e-2, warmup_steps=2, token_budget=64, checkpoint_every=every, keep_checkpoints=9),
     )
 
 

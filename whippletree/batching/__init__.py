@@ -4,7 +4,7 @@ members ─► shape_rewards ─► group_advantages ─► keep_groups ─► t
 samples ─► loss_weights ─► weight of each trained token
 samples ─► plan_batch (several ranks), plan_rows (one) ─► rows of each update
 
-`prepare` is all of it in one call.
+`judge` is the first two lines in one call, `prepare` all of it.
 """
 
 from whippletree.batching.advantages import Advantages, GroupMember, GroupStatistics, group_advantages
@@ -13,7 +13,7 @@ from whippletree.batching.config import BatchingConfig
 from whippletree.batching.filters import DroppedGroup, KeptGroups, keep_groups
 from whippletree.batching.gae import Path, TokenAdvantages, path_advantages
 from whippletree.batching.packing import Plan, PlannedRow, SampleLength, plan_rows
-from whippletree.batching.prepare import Prepared, SampleFacts, Swept, check_names, prepare, sweep_stale
+from whippletree.batching.prepare import Judged, Prepared, SampleFacts, Swept, check_names, judge, prepare, sweep_stale
 from whippletree.batching.ranks import BatchPlan, UpdatePlan, plan_batch
 from whippletree.batching.shaping import HookRecord, Shaped, shape_rewards
 from whippletree.batching.weights import LossWeights, SampleTokens, loss_weights
@@ -28,6 +28,7 @@ __all__ = [
     "GroupMember",
     "GroupStatistics",
     "HookRecord",
+    "Judged",
     "KeptGroups",
     "LossWeights",
     "Path",
@@ -44,6 +45,7 @@ __all__ = [
     "call_advantages",
     "check_names",
     "group_advantages",
+    "judge",
     "keep_groups",
     "loss_weights",
     "path_advantages",

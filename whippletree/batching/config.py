@@ -238,7 +238,7 @@ class PackingConfig(Config):
 
 
 class BatchingConfig(Config):
-    """Between finished rollouts and rows of tokens."""
+    """Between finished rollouts and what each of their tokens counts for."""
 
     passing: float = 1.0
     """A rollout whose outcome (the reward before shaping) is at least this has passed: its answer is correct."""
@@ -250,8 +250,6 @@ class BatchingConfig(Config):
     """Which groups are trained; in this order, and a group is counted under the first filter that drops it."""
     weights: WeightsConfig = WeightsConfig()
     """Loss weights."""
-    packing: PackingConfig = PackingConfig()
-    """Rows, updates and ranks."""
 
     def __post_init__(self) -> None:
         """Raises ValueError where `passing` is not a finite number; `convert` adds the key."""

@@ -1,8 +1,9 @@
 """The whole way from judged rollouts to a plan, on metadata alone.
 
     members ─► shaping ─► advantages ─► filters ─┐
-    samples ─────────────► loss weights          ├─► samples that are trained ─► updates, micro-batches, ranks
-                                                 ┘
+                                                 ├─► samples that are trained ─► updates, micro-batches, ranks
+    samples ─► loss weights ─────────────────────┘
+               `judge`                                                            `plan_batch`
 Advantages and weights are fixed on everything that has a vote; only then are rows dropped, each under one cause.
 
 Invariants (tests/batching/test_batching_prepare.py):
@@ -18,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from whippletree.batching.advantages import Advantages, GroupMember, group_advantages
-from whippletree.batching.config import BatchingConfig, ZeroAdvantageFilter
+from whippletree.batching.config import BatchingConfig, PackingConfig, ZeroAdvantageFilter
 from whippletree.batching.estimators import ESTIMATORS
 from whippletree.batching.filters import FILTERS, KeptGroups, filter_name, keep_groups
 from whippletree.batching.packing import SampleLength
@@ -55,20 +56,31 @@ class Swept(Struct):
     wasted_tokens: int
 
 
-class Prepared(Struct):
-    """A batch that is ready to be packed. `left_out` counts samples in no row by cause, `left_out_tokens` their trained tokens.
+class Judged(Struct):
+    """What a batch's rollouts have to teach. `trained`: the samples that are, in order of their names; `left_out` counts the
+    others by cause, `left_out_tokens` their trained tokens.
 
-    Example: Prepared(advantages=Advantages(...), shaping=(), kept=KeptGroups(...), weights=LossWeights(...),
-                      plan=BatchPlan(...), left_out={"zero_advantage": 3}, left_out_tokens={"zero_advantage": 120})
+    Example: Judged(advantages=Advantages(...), shaping=(), kept=KeptGroups(...), weights=LossWeights(...),
+                    trained=("a/0", "a/1"), left_out={"zero_advantage": 3}, left_out_tokens={"zero_advantage": 120})
     """
 
     advantages: Advantages
     shaping: tuple[HookRecord, ...]
     kept: KeptGroups
     weights: LossWeights
-    plan: BatchPlan
+    trained: tuple[str, ...]
     left_out: dict[LeftOut, int]
     left_out_tokens: dict[LeftOut, int]
+
+
+class Prepared(Struct):
+    """A batch that is ready to be packed.
+
+    Example: Prepared(judged=Judged(...), plan=BatchPlan(...))
+    """
+
+    judged: Judged
+    plan: BatchPlan
 
 
 def sweep_stale(samples: Sequence[SampleFacts], *, policy_version: int, max_staleness: int) -> Swept:
@@ -96,17 +108,18 @@ def check_names(config: BatchingConfig) -> None:
         FILTERS.find(filter_name(group_filter))
 
 
-def prepare(
+def judge(
     members: Sequence[GroupMember],
     samples: Sequence[SampleFacts],
     config: BatchingConfig,
     *,
-    ranks: int = 1,
+    updates: int = 1,
     stale: Collection[str] = (),
     every_row: bool = False,
-) -> Prepared:
-    """Advantages, weights and plan of one batch. `stale`: sample_ids that are not trained. `every_row`: the loss has a gradient
-    where the advantage is 0 too, so neither rows nor groups are left out for that.
+) -> Judged:
+    """Advantages and weights of one batch, and which samples are trained. `updates`: optimiser updates that it is spread over;
+    `stale`: sample_ids that are not trained; `every_row`: the loss has a gradient where the advantage is 0 too, so neither rows
+    nor groups are left out for that.
 
     Raises what the parts raise, and AlignmentError for a sample of a rollout that is not among the members.
     """
@@ -120,29 +133,47 @@ def prepare(
     advantages = group_advantages(shaped.members, config.advantages, passing=config.passing)
     filters = [one for one in config.filters if not (every_row and isinstance(one, ZeroAdvantageFilter))]
     kept = keep_groups(advantages, filters)
-    voting = [sample for sample in samples if sample.rollout_id in advantages.values]
     weights = loss_weights(
         [
             SampleTokens(sample_id=sample.sample_id, rollout_id=sample.rollout_id, trained_tokens=sample.trained_tokens)
-            for sample in voting
+            for sample in samples
+            if sample.rollout_id in advantages.values
         ],
         config.weights.mode,
         constant_tokens=config.weights.constant_tokens,
-        updates=config.packing.updates,
+        updates=updates,
     )
     trained, left_out, tokens = _choose(samples, known, advantages, kept, set(stale), every_row=every_row)
-    lengths = [
-        SampleLength(sample_id=sample.sample_id, rollout_id=sample.rollout_id, tokens=sample.tokens) for sample in trained
-    ]
-    return Prepared(
+    return Judged(
         advantages=advantages,
         shaping=shaped.records,
         kept=kept,
         weights=weights,
-        plan=plan_batch(lengths, config.packing, ranks),
+        trained=tuple(sorted(trained)),
         left_out=dict(left_out),
         left_out_tokens=dict(tokens),
     )
+
+
+def prepare(
+    members: Sequence[GroupMember],
+    samples: Sequence[SampleFacts],
+    config: BatchingConfig,
+    packing: PackingConfig,
+    *,
+    ranks: int = 1,
+    stale: Collection[str] = (),
+    every_row: bool = False,
+) -> Prepared:
+    """`judge`, and the plan of what is trained."""
+    judged = judge(members, samples, config, updates=packing.updates, stale=stale, every_row=every_row)
+    trained = set(judged.trained)
+    lengths = [
+        SampleLength(sample_id=sample.sample_id, rollout_id=sample.rollout_id, tokens=sample.tokens)
+        for sample in samples
+        if sample.sample_id in trained
+    ]
+    return Prepared(judged=judged, plan=plan_batch(lengths, packing, ranks))
 
 
 def _choose(
@@ -153,10 +184,10 @@ def _choose(
     stale: set[str],
     *,
     every_row: bool,
-) -> tuple[list[SampleFacts], Counter[LeftOut], Counter[LeftOut]]:
+) -> tuple[list[str], Counter[LeftOut], Counter[LeftOut]]:
     """Samples that are trained; how many others there are by cause, and their trained tokens."""
     groups = set(kept.group_ids)
-    trained: list[SampleFacts] = []
+    trained: list[str] = []
     left_out: Counter[LeftOut] = Counter()
     tokens: Counter[LeftOut] = Counter()
     for sample in samples:
@@ -172,7 +203,7 @@ def _choose(
         elif not every_row and advantages.values[sample.rollout_id] == 0.0:
             cause = "zero_advantage"
         if cause is None:
-            trained.append(sample)
+            trained.append(sample.sample_id)
         else:
             left_out[cause] += 1
             tokens[cause] += sample.trained_tokens

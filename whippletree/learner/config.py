@@ -26,6 +26,8 @@ class LearnerConfig(Config):
     """Upper width of the PPO clip: ratios above 1 + clip_high get no gradient for positive advantages."""
     train_top_layers: int = 0
     """Train only this many layers from the top, and the last norm; 0 trains every parameter."""
+    token_budget: int = 512
+    """Tokens of one packed row; a longer sample gets a row of its own."""
     threads: int = 1
     """Torch threads of the learner process."""
     keep_checkpoints: int = 3

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whippletree.batching import BatchingConfig, GroupMember, Prepared, SampleFacts, prepare
+from whippletree.batching import BatchingConfig, GroupMember, Judged, SampleFacts, SampleLength, judge, plan_rows
 from whippletree.batching.advantages import exclusion
+from whippletree.learner.config import LearnerConfig
 from whippletree.learner.model import Row
 from whippletree.learner.rows import build_row
 from whippletree.loop.metrics import mean
@@ -40,7 +41,7 @@ class Batch:
     causes: Mapping[str, int]
     rewards: list[float]
     calls: list[Call]
-    prepared: Prepared
+    judged: Judged
     fill: float
     staleness: list[int]
     with_reward: int
@@ -58,9 +59,9 @@ class Batch:
             "calls": len(self.calls),
             "turns_mean": len(self.calls) / self.with_reward if self.with_reward else None,
             "samples": self.samples,
-            "groups_without_signal": len(self.prepared.kept.dropped),
-            "groups_dropped": self.prepared.kept.counts,
-            "samples_left_out": dict(self.prepared.left_out),
+            "groups_without_signal": len(self.judged.kept.dropped),
+            "groups_dropped": self.judged.kept.counts,
+            "samples_left_out": dict(self.judged.left_out),
             "shaping": self.shaping,
             "staleness_mean": mean(self.staleness) or 0.0,
             "staleness_max": max(self.staleness, default=0),
@@ -74,14 +75,14 @@ class Batch:
     def shaping(self) -> dict[str, float]:
         """By how much each hook moved the mean reward."""
         moved: dict[str, float] = {}
-        for record in self.prepared.shaping:
+        for record in self.judged.shaping:
             moved[record.hook] = moved.get(record.hook, 0.0) + record.mean_after - record.mean_before
         return moved
 
     def shaping_events(self, step: int, now: float) -> list[Event]:
         """What shaping added to each rollout's reward, hook by hook, for its record. Repeats are no-ops."""
         terms: dict[str, dict[str, float]] = {}
-        for record in self.prepared.shaping:
+        for record in self.judged.shaping:
             for rollout_id, term in record.terms.items():
                 of_rollout = terms.setdefault(rollout_id, {})
                 of_rollout[record.hook] = of_rollout.get(record.hook, 0.0) + term
@@ -145,14 +146,13 @@ def facts_of(sample: Sample) -> SampleFacts:
 def build_batch(
     store: Store,
     rollouts: Sequence[Rollout],
-    config: BatchingConfig,
+    config: LearnerConfig,
     *,
     policy_version: int,
+    batching: BatchingConfig = BatchingConfig(),  # noqa: B008 - immutable
     traces: TracesConfig = TracesConfig(),  # noqa: B008 - immutable
-    every_row: bool = False,
 ) -> Batch:
-    """Rows of one update. `policy_version` is the learner's, for staleness; `every_row`: the loss has a gradient where the
-    advantage is 0 too. Raises StoreError, AlignmentError."""
+    """Rows of one update. `policy_version` is the learner's, for staleness. Raises StoreError, AlignmentError."""
     calls: dict[str, list[Call]] = {}
     samples: list[Sample] = []
     funnels: dict[str, Funnel] = {}
@@ -162,29 +162,31 @@ def build_batch(
             funnels[rollout.spec.rollout_id] = funnel(trace)
             calls[rollout.spec.rollout_id] = [node.call for node in trace.nodes]
             samples += found_samples
-    prepared = prepare(members_of(rollouts, calls), [facts_of(sample) for sample in samples], config, every_row=every_row)
-    (update,) = prepared.plan.updates
-    advantages, weights = prepared.advantages.values, prepared.weights.per_token
+    judged = judge(members_of(rollouts, calls), [facts_of(sample) for sample in samples], batching)
+    advantages, weights = judged.advantages.values, judged.weights.per_token
     by_id = {sample.sample_id: sample for sample in samples}
+    plan = plan_rows(
+        [
+            SampleLength(sample_id=name, rollout_id=by_id[name].rollout_id, tokens=len(by_id[name].token_ids))
+            for name in judged.trained
+        ],
+        config.token_budget,
+    )
     failed = [rollout for rollout in rollouts if rollout.reward is None]
     every_call = [call for of_rollout in calls.values() for call in of_rollout]
     return Batch(
-        rows=[
-            build_row([by_id[name] for name in row.sample_ids], advantages, weights)
-            for row in update.ranks[0]
-            if row.sample_ids
-        ],
+        rows=[build_row([by_id[name] for name in row.sample_ids], advantages, weights) for row in plan.rows],
         samples=len(samples),
         rollouts=len(rollouts),
         failed=len(failed),
         causes=Counter(str(rollout.cause.cause) if rollout.cause else "unknown" for rollout in failed),
         rewards=[rollout.reward for rollout in rollouts if rollout.reward is not None],
         calls=every_call,
-        prepared=prepared,
-        fill=update.fill,
+        judged=judged,
+        fill=plan.fill,
         staleness=[policy_version - call.version_start for call in every_call if call.version_start >= 0],
         with_reward=len(advantages),
         funnel=add_funnels(funnels.values()),
-        alarms=(*alarms_of(funnels, traces), *prepared.advantages.alarms),
+        alarms=(*alarms_of(funnels, traces), *judged.advantages.alarms),
         attempts={rollout.spec.rollout_id: rollout.attempt for rollout in rollouts},
     )

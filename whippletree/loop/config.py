@@ -107,7 +107,7 @@ class RunConfig(Config):
     loop: LoopSection = LoopSection()
     """The training loop."""
     batching: BatchingConfig = BatchingConfig()
-    """From rewards to rows: shaping, advantages, filters, loss weights, packing."""
+    """From rewards to what a token counts for: shaping, advantages, filters, loss weights."""
     learner: LearnerConfig = LearnerConfig()
     """The optimiser side."""
     engine: EngineConfig = EmbeddedConfig()
@@ -124,8 +124,3 @@ class RunConfig(Config):
     """The durable record, and how long its payloads are kept."""
     traces: TracesConfig = TracesConfig()
     """Which calls are trained."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for what the loops do not do; `convert` adds the key."""
-        if self.batching.packing.updates != 1:
-            raise ValueError("batching.packing.updates must be 1: the loops make one update from each batch")

@@ -170,8 +170,9 @@ class Run:
         batch = build_batch(
             self.store,
             [self.watch.rollouts[rollout_id] for rollout_id in record.rollout_ids],
-            self.config.batching,
+            self.config.learner,
             policy_version=self.learner.policy_version,
+            batching=self.config.batching,
             traces=self.config.traces,
         )
         if not replayed:  # a resumed run goes on without them
