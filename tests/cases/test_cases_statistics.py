@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whippletree.batching import (
@@ -59,6 +59,7 @@ def test_C03_no_rounding_residue_is_blown_up_to_an_advantage() -> None:
     assert not any(alike.values.values())
 
 
+@settings(deadline=None)
 @given(
     rewards=st.lists(st.floats(-10, 10) | st.sampled_from([0.3, 0.35, 0.6]), min_size=2, max_size=16),
     name=st.sampled_from(["grpo", "rloo-scaled", "reinforce++"]),
