@@ -79,6 +79,7 @@ bench: env  ## ratios against baselines taken in the same run; each ends with on
 	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/sandboxes.py
 	$(BIN)/python bench/control.py
+	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/demo.py
 
 docs: env  ## write the configuration page, run the documentation's commands and check its settings

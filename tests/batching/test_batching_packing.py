@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whippletree.batching import SampleLength, plan_rows
+from whippletree.batching.packing import level
 from whippletree.errors import AlignmentError, ConfigurationError
 
 
@@ -66,3 +67,27 @@ def test_bad_input_is_refused_by_name() -> None:
         plan_rows(lengths(0), 10)
     with pytest.raises(AlignmentError, match="s0 is listed twice"):
         plan_rows(lengths(1) * 2, 10)
+
+
+@given(tokens=st.lists(st.integers(1, 60), max_size=60), rows=st.integers(0, 40), budget=st.integers(1, 50))
+def test_levelled_rows_are_within_budget_and_even(tokens: list[int], rows: int, budget: int) -> None:
+    sizes = sorted(tokens, reverse=True)
+    numbers = level(sizes, sizes, rows, budget)
+    if numbers is None:
+        return
+    assert len(numbers) == len(sizes)
+    loads = [0] * rows
+    for size, number in zip(sizes, numbers, strict=True):
+        assert loads[number] + size <= budget or loads[number] == 0
+        loads[number] += size
+    shared = [load for load in loads if load <= budget]
+    if shared and sizes:
+        assert max(shared) - min(shared) <= max(size for size in [0, *sizes] if size <= budget)
+
+
+@given(tokens=st.lists(st.integers(1, 40), min_size=1, max_size=60))
+def test_levelling_finds_room_where_there_is_plenty(tokens: list[int]) -> None:
+    sizes = sorted(tokens, reverse=True)
+    assert level(sizes, [1.0 * size * size for size in sizes], 4, sum(sizes)) is not None
+    assert level(sizes, sizes, 1, sum(sizes)) == [0] * len(sizes)
+    assert level(sizes, sizes, 1, sum(sizes) - 1) is None or len(sizes) == 1

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from loop_parts import Ending, Turn, play, write_attempt
 
+from whippletree.batching import BatchingConfig, group_advantages
+from whippletree.batching.config import AdvantageConfig, EfficiencyHook, PassRateFilter, ZeroAdvantageFilter
 from whippletree.errors import AlignmentError
 from whippletree.learner.config import LearnerConfig
 from whippletree.learner.losses.config import KLConfig, SFTLoss
 from whippletree.loop.batch import Batch, advantages_of, build_batch
+from whippletree.loop.batch import Batch, build_batch, members_of
 from whippletree.store import SqliteStore, open_store
 from whippletree.traces import TracesConfig
 from whippletree.types import CauseClass, Rollout, RolloutSpec
@@ -66,7 +69,7 @@ def test_rollouts_without_an_advantage_are_in_no_row_but_count_in_the_weights(st
     batch = build_batch(store, rollouts, CONFIG, policy_version=0)
     assert trained_rollouts(batch) == ["g0-a", "g0-b"]
     assert weight_of(batch, "g0-a") == weight_of(batch, "g0-b") == 1 / 4
-    assert (batch.samples, batch.groups_without_signal) == (4, 1)
+    assert (batch.samples, batch.metrics()["groups_without_signal"]) == (4, 1)
     assert weights_in(batch) == {1 / 4 / 5, 1 / 4 / 2}
 
 
@@ -87,6 +90,12 @@ def test_dropping_a_group_changes_no_advantage_of_another(store: SqliteStore):
     assert found == {round(value, 6) for value in expected.values()}
     centred = build_batch(store, rollouts, LearnerConfig(normalise_std=False), policy_version=0)
     assert {value for row in centred.rows for value in row.advantages.tolist()} == {0.5, -0.5}
+    found = {round(value, 6) for row in batch.rows for value in row.advantages[row.targets].tolist()}
+    expected = group_advantages(members_of(rollouts[:2], {})).values
+    assert found == {round(value, 6) for value in expected.values()}
+    plain = BatchingConfig(advantages=AdvantageConfig(estimator="dr-grpo"))
+    centred = build_batch(store, rollouts, CONFIG, policy_version=0, batching=plain)
+    assert {value for row in centred.rows for value in row.advantages[row.targets].tolist()} == {0.5, -0.5}
 
 
 def test_a_failed_rollout_has_no_row_no_vote_and_no_weight(store: SqliteStore):
@@ -102,7 +111,7 @@ def test_a_failed_rollout_has_no_row_no_vote_and_no_weight(store: SqliteStore):
     batch = build_batch(store, rollouts, CONFIG, policy_version=0)
     assert trained_rollouts(batch) == ["g0-a", "g0-b"]
     assert weight_of(batch, "g0-a") == weight_of(batch, "g0-b") == 1 / 2
-    assert advantages_of(rollouts, normalise_std=True).values == advantages_of(rollouts[:2], normalise_std=True).values
+    assert batch.judged.advantages.values == group_advantages(members_of(rollouts[:2], {})).values
     metrics = batch.metrics()
     assert (metrics["rollouts"], metrics["failed"], metrics["reward_mean"]) == (4, 2, 0.5)
     assert batch.causes == {"sandbox": 1, "engine": 1}
@@ -147,6 +156,38 @@ def test_a_rollout_without_a_trained_token_and_a_low_share_are_alarms(store: Sql
     assert "role main is not trained (2)" in whole
 
 
+def test_shaping_and_filters_of_the_configuration_are_applied_and_recorded(store: SqliteStore):
+    rollouts = finished(
+        store,
+        {
+            "g0-a": (TWO_CALLS, 1.0),
+            "g0-b": (ONE_CALL, 1.0),
+            "g1-a": (TWO_CALLS, 0.0),
+            "g1-b": (ONE_CALL, 0.0),
+            "g2-a": (ONE_CALL, CauseClass.SANDBOX),
+        },
+    )
+    config = BatchingConfig(
+        advantages=AdvantageConfig(estimator="dr-grpo"),
+        shaping=(EfficiencyHook(most=0.5, allowance=10), EfficiencyHook(most=0.25, allowance=5, of="sampled_tokens")),
+        filters=(PassRateFilter(low=0.1, high=1.0), ZeroAdvantageFilter()),
+    )
+    batch = build_batch(store, rollouts, CONFIG, policy_version=0, batching=config)
+    assert trained_rollouts(batch) == ["g0-a", "g0-b"]  # both solved it; the bonus tells them apart
+    terms = {"g0-a": 0.5 * 0.8 + 0.25 * 0.0, "g0-b": 0.5 * 0.9 + 0.25 * 0.6}
+    assert batch.judged.advantages.values["g0-b"] == pytest.approx((terms["g0-b"] - terms["g0-a"]) / 2)
+    metrics = batch.metrics()
+    assert metrics["reward_mean"] == 0.5
+    assert metrics["shaping"] == {"efficiency": pytest.approx(sum(terms.values()) / 4)}
+    assert metrics["groups_dropped"] == {"pass-rate: none_passed": 1, "pass-rate: no_reward": 1}
+    for _ in range(2):  # a step that is made again records nothing twice
+        store.append_events(batch.shaping_events(3, 1.0)).result()
+    for name, added in terms.items():
+        (event,) = [event for event in store.events(name) if event.kind == "shaping"]
+        assert event.data == {"step": 3, "terms": {"efficiency": pytest.approx(added)}}
+    assert not any(event.kind == "shaping" for event in store.events("g1-a"))
+
+
 def test_only_the_last_attempts_calls_are_trained(store: SqliteStore):
     store.create_rollouts([spec("g0-a"), spec("g0-b")]).result()
     first, other = store.claim("w", 2).result()
@@ -162,7 +203,11 @@ def test_a_batch_without_signal_has_no_rows_and_no_made_up_numbers(store: Sqlite
     rollouts = finished(store, {"g0-a": (ONE_CALL, 0.0), "g0-b": (ONE_CALL, 0.0), "g1-a": (ONE_CALL, CauseClass.TASK)})
     batch = build_batch(store, rollouts, CONFIG, policy_version=0)
     assert batch.rows == []
-    assert (batch.groups_without_signal, batch.metrics()["row_fill"]) == (2, None)
+    metrics = batch.metrics()
+    assert (metrics["groups_without_signal"], metrics["row_fill"]) == (2, None)
+    assert metrics["groups_dropped"] == {"zero-advantage: equal_rewards": 1, "zero-advantage: no_reward": 1}
+    assert metrics["samples_left_out"] == {"group_dropped": 2}
+    assert metrics["alarms"] == ("no rollout has a reward in 1 of 2 groups, e.g. g1",)
     empty = build_batch(store, rollouts[2:], CONFIG, policy_version=0).metrics()
     assert (empty["reward_mean"], empty["turns_mean"], empty["staleness_mean"]) == (None, None, 0.0)
 

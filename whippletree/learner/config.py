@@ -104,10 +104,6 @@ class LearnerConfig(Config):
     """Best tokens of the teacher at each position that `distill-forward` learns from."""
     critic: CriticConfig = NoCritic()
     """The critic of PPO."""
-    loss_weights: Literal["rollout-mean", "token-mean", "sequence-mean"] = "rollout-mean"
-    """How tokens are weighted in a batch: Eq. 16 (rollout-mean), Eq. 14 (token-mean), Eq. 15 (sequence-mean)."""
-    normalise_std: bool = True
-    """Divide group advantages by the group's standard deviation (GRPO); false leaves them centred only."""
     precision: Literal["float32", "bf16"] = "float32"
     """bf16: the model's layers compute in bfloat16 (autocast); weights, logits and logprobs stay float32."""
     activation_checkpointing: bool = False

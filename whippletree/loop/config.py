@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from whippletree.batching.config import BatchingConfig
 from whippletree.configuration import Config
 from whippletree.control.config import ControlConfig, check_reward
 from whippletree.engines.config import EmbeddedConfig, EngineConfig
@@ -105,6 +106,8 @@ class RunConfig(Config):
     """How the run samples."""
     loop: LoopSection = LoopSection()
     """The training loop."""
+    batching: BatchingConfig = BatchingConfig()
+    """From rewards to what a token counts for: shaping, advantages, filters, loss weights."""
     learner: LearnerConfig = LearnerConfig()
     """The optimiser side."""
     engine: EngineConfig = EmbeddedConfig()

@@ -16,6 +16,7 @@ from types import FrameType
 
 import msgspec
 
+from whippletree.batching import check_names
 from whippletree.errors import ConfigurationError
 from whippletree.files import write_json
 from whippletree.gateway.client import GatewayControl
@@ -72,6 +73,7 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
 
 def learn(config: RunConfig, layout: Layout) -> None:
     """Run the training loop of a run directory to its end. Raises WhippletreeError where the run must stop."""
+    check_names(config.batching)
     signal.signal(signal.SIGTERM, _stop)
     services = layout.read_services()
     sources, heldout = resolve_sources(config, layout)
