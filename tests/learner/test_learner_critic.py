@@ -17,8 +17,7 @@ from whippletree.errors import AlignmentError, ConfigurationError, StoreError
 from whippletree.learner import checkpoint
 from whippletree.learner.critic import Critic, with_returns
 from whippletree.learner.learner import Learner
-from whippletree.learner.model import SHARED, Row
-from whippletree.learner.rows import build_row, by_sample, lay_column
+from whippletree.learner.rows import Row, build_row, by_sample, lay_column
 from whippletree.types import Sample
 
 KINDS: list[dict[str, Any]] = [{"kind": "head"}, {"kind": "model"}]
@@ -29,9 +28,9 @@ by_kind = pytest.mark.parametrize("critic", KINDS, ids=["head", "model"])
 
 def estimated(row: Row, values: torch.Tensor) -> tuple[Columns, Columns]:
     """γ = λ = 1: the return of every trained token is its sample's reward. What a row's samples are worth, by sample_id."""
-    trained, expected = by_sample(row, row.targets), by_sample(row, values)
-    returns = {name: np.where(trained[name], REWARDS[name], 0.0) for name in row.sample_ids}
-    return {name: np.where(trained[name], returns[name] - expected[name], 0.0) for name in row.sample_ids}, returns
+    expected = by_sample(row, values)
+    returns = {name: np.full(len(expected[name]), REWARDS[name]) for name in row.sample_ids}
+    return {name: returns[name] - expected[name] for name in row.sample_ids}, returns
 
 
 def credited(found: Learner, rows: list[Row]) -> list[Row]:
@@ -59,7 +58,6 @@ def test_values_begin_at_zero_and_learn_the_returns(small_model: Path, sample_ba
     for _ in range(40):
         last = found.update(rows).metrics["value_error"]
     assert last < 0.2 * first
-    assert found.values(rows)[0][~rows[0].targets].abs().sum() == 0
 
 
 @by_kind
@@ -67,9 +65,12 @@ def test_values_do_not_depend_on_the_row(small_model: Path, sample_batch: list[S
     found = make_learner(small_model, critic=critic)
     torch.nn.init.normal_(critic_of(found).head.weight)
     together = found.values([build_row(sample_batch, ADVANTAGES, WEIGHTS)])[0]
-    apart = torch.cat(found.values([build_row([sample], ADVANTAGES, WEIGHTS) for sample in sample_batch]))
-    assert together.abs().sum() > 0
-    torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-5)
+    row = build_row(sample_batch, ADVANTAGES, WEIGHTS)
+    for sample in sample_batch:
+        (alone,) = found.values([build_row([sample], ADVANTAGES, WEIGHTS)])
+        own = together[row.samples == row.sample_ids.index(sample.sample_id)]
+        assert own.abs().sum() > 0
+        torch.testing.assert_close(own, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_a_value_model_leaves_the_policy_alone_and_a_head_does_not(small_model: Path, sample_batch: list[Sample]):
@@ -102,15 +103,13 @@ def test_each_path_has_advantages_and_returns_of_its_own(small_model: Path, samp
     torch.nn.init.constant_(critic_of(found).head.bias, 0.25)
     rows = [build_row(sample_batch[:2], ADVANTAGES, WEIGHTS), build_row(sample_batch[2:], ADVANTAGES, WEIGHTS)]
     filled = credited(found, rows)
-    for row, first in zip(filled, (0, 2), strict=True):
+    for row in filled:
         assert row.returns is not None and row.old_values is not None
-        for number in (0, 1):
-            own = row.targets & (row.segments == number)
-            reward = REWARDS[f"s{first + number}"]
+        for number, name in enumerate(row.sample_ids):
+            own, reward = row.samples == number, REWARDS[name]
             assert set(row.returns[own].tolist()) == {reward}
             assert set(row.advantages[own].tolist()) == {reward - 0.25}
             assert set(row.old_values[own].tolist()) == {0.25}
-        assert row.returns[~row.targets].abs().sum() == 0
     assert found.update(filled).metrics["value"] == 0.25
 
 
@@ -123,11 +122,11 @@ def test_a_shared_token_is_trained_and_weighted_once(small_model: Path, sample_b
     row = build_row([first, second], ADVANTAGES, {**WEIGHTS, "s4": 0.02})
     filled = credited(make_learner(small_model, critic={"kind": "head"}), [row])[0]
     assert filled.returns is not None
-    shared = filled.targets & (filled.positions < 15)
+    shared = filled.positions[filled.targets] < 15
     assert int(shared.sum()) == int(first.trained[:15].sum())
     assert set(filled.returns[shared].tolist()) == {REWARDS["s3"]}
     assert filled.weights[shared].sum().item() == pytest.approx(0.01 * int(first.trained[:15].sum()))
-    assert set(filled.returns[filled.targets & (filled.segments == 1)].tolist()) == {REWARDS["s4"]}
+    assert set(filled.returns[filled.samples == filled.sample_ids.index("s4")].tolist()) == {REWARDS["s4"]}
 
 
 def test_columns_of_samples_come_back_from_a_row_with_a_shared_beginning(sample_batch: list[Sample]):
@@ -143,12 +142,13 @@ def test_columns_of_samples_come_back_from_a_row_with_a_shared_beginning(sample_
         for sample in sample_batch
     ]
     row = build_row(samples, ADVANTAGES, WEIGHTS)
-    assert int((row.segments == SHARED).sum()) >= 19
+    assert row.branched
     apart = by_sample(row, row.sampler_logprobs)
     for sample in samples:
-        assert apart[sample.sample_id].tolist() == sample.logprobs.tolist()
+        assert apart[sample.sample_id].tolist() == sample.logprobs[sample.trained].tolist()
     assert torch.equal(lay_column(row, apart), row.sampler_logprobs)
-    with pytest.raises(AlignmentError, match="sample s1 has 39 tokens, and a column of 38"):
+    count = int(samples[1].trained.sum())
+    with pytest.raises(AlignmentError, match=f"sample s1 has {count} targets, and a column of {count - 1}"):
         lay_column(row, {**apart, "s1": apart["s1"][1:]})
 
 

@@ -14,8 +14,9 @@ from whippletree.errors import ConfigurationError, StoreError
 from whippletree.learner import checkpoint
 from whippletree.learner.learner import Learner
 from whippletree.learner.lora import adapter_state, load_adapters, merged_state
-from whippletree.learner.model import load_model, score
+from whippletree.learner.model import load_model
 from whippletree.learner.rows import build_row
+from whippletree.learner.scoring import score
 from whippletree.types import Sample
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed (the extra lora)")

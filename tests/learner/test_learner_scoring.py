@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from learner_parts import ADVANTAGES, WEIGHTS
 
-from whippletree.learner.model import load_model
+from whippletree.learner.model import ModelOptions, load_model
 from whippletree.learner.rows import build_row
 from whippletree.learner.scoring import ScoreOptions, best_tokens, score_row
 from whippletree.types import Sample
@@ -31,8 +30,9 @@ def test_entropies_and_alternatives_are_those_of_the_distribution(
     small_model: Path, sample_batch: list[Sample], temperature: float
 ):
     model = load_model(small_model)
-    expected = whole_distribution(model, sample_batch, temperature)
     row = build_row(sample_batch, ADVANTAGES, WEIGHTS)
+    by_id = {sample.sample_id: sample for sample in sample_batch}
+    expected = whole_distribution(model, [by_id[name] for name in row.sample_ids], temperature)
     options = ScoreOptions(temperature, entropy=True)
     ids, best = best_tokens(model, row, options, 5)
     top = expected.topk(5)
@@ -66,7 +66,7 @@ def test_nothing_is_computed_that_is_not_asked_for(small_model: Path, sample_bat
 
 def test_a_row_without_targets_has_no_scores(small_model: Path, sample_batch: list[Sample]):
     row = build_row(sample_batch, ADVANTAGES, WEIGHTS)
-    empty = replace(row, targets=torch.zeros_like(row.targets))
+    empty = row.select(torch.zeros(len(row.targets), dtype=torch.bool))
     found = score_row(load_model(small_model), empty, ScoreOptions(1.0, entropy=True))
     assert found.logprobs.shape == (0,)
 
@@ -82,7 +82,7 @@ def test_bf16_layers_give_float32_logprobs_near_the_exact_ones(small_model: Path
 
 def test_recomputed_activations_change_no_gradient(small_model: Path, sample_batch: list[Sample]):
     row = build_row(sample_batch, ADVANTAGES, WEIGHTS)
-    kept, recomputed = load_model(small_model), load_model(small_model, activation_checkpointing=True)
+    kept, recomputed = load_model(small_model), load_model(small_model, ModelOptions(activation_checkpointing=True))
     layer_calls = 0
 
     def count(*_: object) -> None:

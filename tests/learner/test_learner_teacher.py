@@ -12,21 +12,15 @@ from learner_parts import ADVANTAGES, WEIGHTS, make_learner, on_policy, paramete
 
 from whippletree.errors import ConfigurationError
 from whippletree.learner.learner import Learner
-from whippletree.learner.model import Row, load_model
-from whippletree.learner.rows import build_row
+from whippletree.learner.model import load_model
+from whippletree.learner.rows import Row, build_row
 from whippletree.learner.scoring import ScoreOptions, best_tokens, row_logprobs, score_row
 from whippletree.types import Sample
 
 
-def column(row: Row, values: torch.Tensor) -> torch.Tensor:
-    found = values.new_zeros((len(row.targets), *values.shape[1:]))
-    found[row.targets] = values
-    return found
-
-
 def scored(model: Any, row: Row, temperature: float) -> torch.Tensor:
     with torch.no_grad():
-        return column(row, row_logprobs(model, row, temperature))
+        return row_logprobs(model, row, temperature)
 
 
 def current(found: Learner, samples: list[Sample]) -> list[Row]:
@@ -85,7 +79,7 @@ def test_a_student_comes_nearer_to_its_teacher(small_model: Path, other_model: P
 
 
 def best_distribution(model: Any, row: Row) -> torch.Tensor:
-    everything = torch.arange(97).expand(int(row.targets.sum()), 97)
+    everything = torch.arange(97).expand(len(row.targets), 97)
     with torch.no_grad():
         found = score_row(model, row, ScoreOptions(1.0), alternatives=everything).top_logprobs
     assert found is not None
@@ -101,8 +95,8 @@ def test_teachers_numbers_may_come_with_the_rows(small_model: Path, other_model:
     brought = dataclasses.replace(
         row,
         teacher_logprobs=scored(teacher, row, 1.0),
-        teacher_top_ids=column(row, ids),
-        teacher_top_logprobs=column(row, best),
+        teacher_top_ids=ids,
+        teacher_top_logprobs=best,
     )
     own.update([row])
     given.update([brought])

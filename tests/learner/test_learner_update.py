@@ -69,10 +69,11 @@ def test_non_finite_columns_stop_the_step_and_name_sample_and_token(
     before = parameters(found)
     good = build_row(sample_batch[:1], ADVANTAGES, WEIGHTS)
     bad = build_row(sample_batch[1:], ADVANTAGES, WEIGHTS)
-    place = int(torch.nonzero(bad.targets & (bad.segments == 1))[3])
+    owner = bad.sample_ids.index("s2")
+    place = int(torch.nonzero(bad.samples == owner)[3])
     changed = getattr(bad, column).clone()
     changed[place] = value
-    with pytest.raises(NonFiniteError, match=f"^{column} .* at token {int(bad.positions[place])} of sample s2 "):
+    with pytest.raises(NonFiniteError, match=f"^{column} .* at token {int(bad.positions[bad.targets[place]])} of sample s2 "):
         found.update([good, dataclasses.replace(bad, **{column: changed})])
     assert found.policy_version == 0
     assert not found.optimizer.state

@@ -1,4 +1,4 @@
-"""whippletree/learner/attention.py and model.py over the architectures that differ in what a token sees"""
+"""whippletree/learner/attention.py, model.py and scoring.py over the architectures that differ in what a token sees"""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import transformers
 
 from whippletree.errors import ConfigurationError
 from whippletree.learner.attention import Way
-from whippletree.learner.model import prepare_model, row_logprobs
+from whippletree.learner.model import ModelOptions, prepare_model
 from whippletree.learner.rows import build_row
 from whippletree.learner.runs import NAME
+from whippletree.learner.scoring import row_logprobs
 from whippletree.types import Sample
 
 SIZE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -56,7 +57,7 @@ def build(name: str, dtype: torch.dtype, way: Way) -> Any:
     model = MODELS[name]().to(dtype)
     if dtype == torch.float64 and "moe" in name:
         model.set_experts_implementation("eager")  # the fused one has no float64
-    return prepare_model(model, attention=way)
+    return prepare_model(model, ModelOptions(attention=way))
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def test_a_model_that_cannot_is_refused_with_the_reason_and_what_to_set(make: Ca
     with pytest.raises(ConfigurationError, match=said) as raised:
         prepare_model(make())
     assert "learner.packing" in str(raised.value)
-    prepare_model(make(), packing="single")
+    prepare_model(make(), ModelOptions(packing="single"))
 
 
 def test_a_model_whose_mask_is_not_obeyed_is_found_by_trying():

@@ -2,7 +2,7 @@
 
 members ─► shape_rewards ─► group_advantages ─► keep_groups ─► the rollouts that have something to teach
 samples ─► loss_weights ─► weight of each trained token
-samples ─► plan_batch (several ranks), plan_rows (one) ─► rows of each update
+samples, prefix_order ─► plan_batch ─► rows of each update and rank
 
 `judge` is the first two lines in one call, `prepare` all of it.
 """
@@ -12,10 +12,11 @@ from whippletree.batching.call_advantages import CallAdvantages, CallRewards, ca
 from whippletree.batching.config import BatchingConfig
 from whippletree.batching.filters import DroppedGroup, KeptGroups, keep_groups
 from whippletree.batching.gae import Path, TokenAdvantages, path_advantages
-from whippletree.batching.packing import Plan, PlannedRow, SampleLength, plan_rows
+from whippletree.batching.packing import PlannedRow, SampleLength
 from whippletree.batching.prepare import Judged, Prepared, SampleFacts, Swept, check_names, judge, prepare, sweep_stale
 from whippletree.batching.ranks import BatchPlan, UpdatePlan, plan_batch
 from whippletree.batching.shaping import HookRecord, Shaped, shape_rewards
+from whippletree.batching.trees import Packing, Part, PrefixOrder, prefix_order
 from whippletree.batching.weights import LossWeights, SampleTokens, loss_weights
 
 __all__ = [
@@ -31,9 +32,11 @@ __all__ = [
     "Judged",
     "KeptGroups",
     "LossWeights",
+    "Packing",
+    "Part",
     "Path",
-    "Plan",
     "PlannedRow",
+    "PrefixOrder",
     "Prepared",
     "SampleFacts",
     "SampleLength",
@@ -50,7 +53,7 @@ __all__ = [
     "loss_weights",
     "path_advantages",
     "plan_batch",
-    "plan_rows",
+    "prefix_order",
     "prepare",
     "shape_rewards",
     "sweep_stale",

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from whippletree.batching.estimators import ESTIMATORS
+from whippletree.batching.trees import Packing
 from whippletree.batching.weights import WEIGHTS
 from whippletree.configuration import Config
 
@@ -212,7 +213,8 @@ class WeightsConfig(Config):
 
 
 class CostConfig(Config):
-    """What a sample costs to train: linear × tokens + quadratic × tokens². Only ratios matter."""
+    """What a sample costs to train: linear × tokens + quadratic × tokens². Only ratios matter. Behind s tokens that another has
+    laid already, one of n costs linear × (n - s) + quadratic × (n² - s²)."""
 
     linear: AtLeast0 = 1.0
     """Cost of a token by itself (projections, feed-forward, logits)."""
@@ -229,6 +231,8 @@ class CostConfig(Config):
 class PackingConfig(Config):
     """How samples become rows, and rows the micro-batches of ranks."""
 
+    packing: Packing = "rows"
+    """What samples share is laid once ("tree"), or they lie end to end ("rows"), or each is a row of its own ("single")."""
     token_budget: Positive = 512
     """Tokens of one row; a longer sample gets a row of its own."""
     updates: Positive = 1

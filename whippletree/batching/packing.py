@@ -1,27 +1,27 @@
 """Which samples share a row.
 
-A row is samples laid end to end, without padding, up to a token budget; it is one micro-batch (one forward and backward).
-`plan_rows` needs the fewest rows, for one process; `ranks` spreads an update evenly over several.
+A row is parts laid end to end, without padding, up to a token budget; it is one micro-batch (one forward and backward). A part
+is one sample, or a tree of samples that share beginnings (trees.py). batching/ranks.py plans with these.
 
-Two ways to lay sizes, both from the largest to the smallest:
+Two ways to lay parts by their sizes, both from the largest to the smallest:
 
     best_fit   each into the fullest row that still has room          few rows, the last ones empty
     level      each into the row that has cost the least so far       a given number of rows, evenly filled
 
 Invariants (tests/batching/test_batching_packing.py):
-- every sample is in exactly one row; a sample is never cut;
-- a row is within the budget, unless it is one sample that is longer than the budget alone;
-- the plan depends on the set of samples alone, not on their order;
-- no two rows of `plan_rows` would fit into one.
+- every size is in exactly one row, and a row is within the budget, unless it is one size that is above the budget alone;
+- no two rows of `best_fit` would fit into one;
+- `level` lays into the given rows or says that it cannot.
 """
 
 from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from whippletree.errors import AlignmentError, ConfigurationError
+from whippletree.batching.trees import Part
+from whippletree.errors import AlignmentError
 from whippletree.types import Struct
 
 LOOKED_AT = 256  # rows without room that `level` passes over for one sample before it gives up
@@ -39,47 +39,16 @@ class SampleLength(Struct):
 
 
 class PlannedRow(Struct):
-    """Samples of one row, in the order in which they are laid, with the rollout of each. A row without samples is run too
-    (other ranks wait for it), with a weight of zero.
+    """Samples of one row, in the order in which they are laid, with the rollout of each. `sample_ids[k]` is laid from its token
+    `shared[k]` on, behind the one before it. A row without samples is run too (other ranks wait for it), with a weight of zero.
 
-    Example: PlannedRow(sample_ids=("a/0", "b/0"), rollout_ids=("a", "b"), tokens=500)
+    Example: PlannedRow(sample_ids=("a/0", "b/0"), rollout_ids=("a", "b"), shared=(0, 0), tokens=500)
     """
 
     sample_ids: tuple[str, ...]
     rollout_ids: tuple[str, ...]
+    shared: tuple[int, ...]
     tokens: int
-
-
-class Plan(Struct):
-    """The rows of one update, the longest first (so that what does not fit into memory fails at once).
-
-    `fill` is tokens over room, in (0, 1]; a row that is longer than the budget counts as full; 1.0 for a plan of no rows.
-
-    Example: Plan(rows=(...,), tokens=900, fill=0.88, oversized_rows=0)
-    """
-
-    rows: tuple[PlannedRow, ...]
-    tokens: int
-    fill: float
-    oversized_rows: int
-
-
-def plan_rows(samples: Sequence[SampleLength], token_budget: int) -> Plan:
-    """Pack samples into the fewest rows of at most `token_budget` tokens.
-
-    Raises ConfigurationError for a budget below 1, AlignmentError when a sample is empty or listed twice.
-    """
-    if token_budget < 1:
-        raise ConfigurationError(f"the token budget of a row is {token_budget}", "give at least 1")
-    ordered = in_order(samples)
-    numbers, count = best_fit([sample.tokens for sample in ordered], token_budget)
-    planned = sorted(make_rows(ordered, numbers, count), key=lambda row: (-row.tokens, row.sample_ids))
-    return Plan(
-        rows=tuple(planned),
-        tokens=sum(row.tokens for row in planned),
-        fill=fill_of(planned, token_budget),
-        oversized_rows=sum(1 for row in planned if row.tokens > token_budget),
-    )
 
 
 def in_order(samples: Sequence[SampleLength]) -> list[SampleLength]:
@@ -94,16 +63,19 @@ def in_order(samples: Sequence[SampleLength]) -> list[SampleLength]:
     return sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id, sample.sample_id))
 
 
-def make_rows(samples: Sequence[SampleLength], numbers: Sequence[int], count: int) -> list[PlannedRow]:
-    """`count` rows from the row number of each sample."""
-    rows: list[list[SampleLength]] = [[] for _ in range(count)]
-    for sample, number in zip(samples, numbers, strict=True):
-        rows[number].append(sample)
+def make_rows(
+    parts: Sequence[Part], numbers: Sequence[int], count: int, rollout_of: Mapping[str, str]
+) -> list[PlannedRow]:
+    """`count` rows from the row number of each part."""
+    rows: list[list[Part]] = [[] for _ in range(count)]
+    for part, number in zip(parts, numbers, strict=True):
+        rows[number].append(part)
     return [
         PlannedRow(
-            sample_ids=tuple([sample.sample_id for sample in row]),
-            rollout_ids=tuple([sample.rollout_id for sample in row]),
-            tokens=sum([sample.tokens for sample in row]),
+            sample_ids=tuple([name for part in row for name in part.names]),
+            rollout_ids=tuple([rollout_of[name] for part in row for name in part.names]),
+            shared=tuple([common for part in row for common in part.shared]),
+            tokens=sum([part.tokens for part in row]),
         )
         for row in rows
     ]

@@ -25,6 +25,7 @@ from whippletree.batching.filters import FILTERS, KeptGroups, filter_name, keep_
 from whippletree.batching.packing import SampleLength
 from whippletree.batching.ranks import BatchPlan, plan_batch
 from whippletree.batching.shaping import HOOKS, HookRecord, hook_name, shape_rewards
+from whippletree.batching.trees import PrefixOrder
 from whippletree.batching.weights import WEIGHTS, LossWeights, SampleTokens, loss_weights
 from whippletree.errors import AlignmentError
 from whippletree.types import Struct
@@ -162,10 +163,11 @@ def prepare(
     packing: PackingConfig,
     *,
     ranks: int = 1,
+    order: PrefixOrder | None = None,
     stale: Collection[str] = (),
     every_row: bool = False,
 ) -> Prepared:
-    """`judge`, and the plan of what is trained."""
+    """`judge`, and the plan of what is trained. `order`: the prefix order of the samples, which packing "tree" needs."""
     judged = judge(members, samples, config, updates=packing.updates, stale=stale, every_row=every_row)
     trained = set(judged.trained)
     lengths = [
@@ -173,7 +175,7 @@ def prepare(
         for sample in samples
         if sample.sample_id in trained
     ]
-    return Prepared(judged=judged, plan=plan_batch(lengths, packing, ranks))
+    return Prepared(judged=judged, plan=plan_batch(lengths, packing, ranks, order))
 
 
 def _choose(

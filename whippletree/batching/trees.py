@@ -4,7 +4,7 @@
     a b c x y          a b c d x y f       leaves (common beginnings) 0, 3, 1; a part of 4 + 2 + 1 = 7 tokens
     a f            a part is a run of neighbours of that order; where a tree is cut into parts, what they share is repeated
 
-`plan_forests` then packs parts into rows by their lengths alone.
+A part is what batching/ranks.py plans with: it goes into a row whole.
 
 Sorting brings the sequences of one subtree together, so a part's tokens are known from lengths and common beginnings alone.
 `cut` finds, in linear time, the cuts that repeat the fewest tokens among all that keep parts within the budget.
@@ -13,6 +13,7 @@ Invariants (tests/batching/test_trees.py):
 - a part is within the budget, unless it is one sequence that is longer than the budget alone;
 - every sequence is in exactly one part; the parts' tokens are the distinct prefixes plus what the cuts repeat;
 - no other cutting within the budget repeats fewer tokens;
+- the order of some of the sequences, taken from that of all, is the one that they have by themselves;
 - order and parts depend on the set of sequences alone, not on how they were listed (equal ones keep the order of their names).
 """
 
@@ -20,14 +21,17 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
-from whippletree.batching.packing import SampleLength, plan_rows
 from whippletree.errors import AlignmentError, ConfigurationError
 from whippletree.types import Int32, Struct
+
+
+Packing = Literal["tree", "rows", "single"]
+"""What samples share is laid once; or samples lie end to end; or each is a row of its own."""
 
 
 class PrefixOrder(Struct):
@@ -43,16 +47,37 @@ class PrefixOrder(Struct):
     tokens: int
     distinct: int
 
+    def only(self, names: Collection[str]) -> PrefixOrder:
+        """The order of some of the sequences: what two of them share is the least of what lies between."""
+        wanted = set(names)
+        kept: list[tuple[int, int, str]] = []
+        least = 0
+        for name, length, shared in zip(self.names, self.lengths, self.shared, strict=True):
+            least = min(least, shared)
+            if name in wanted:
+                kept.append((length, least, name))
+                least = length
+        total = sum(length for length, _, _ in kept)
+        return PrefixOrder(
+            names=tuple(name for _, _, name in kept),
+            lengths=tuple(length for length, _, _ in kept),
+            shared=tuple(shared for _, shared, _ in kept),
+            tokens=total,
+            distinct=total - sum(shared for _, shared, _ in kept),
+        )
 
-class TreePart(Struct):
-    """Neighbours of the prefix order that are laid together: `names[k]` from token `shared[k]` on. `tokens` are laid in all.
 
-    Example: TreePart(names=("a", "b"), shared=(0, 3), tokens=6)
+class Part(Struct):
+    """Sequences that are laid together: `names[k]` from token `shared[k]` on, behind what it shares with the one before.
+    `tokens` are laid in all. `attention` measures what these look at: 2d + 1 for a token at depth d, so n² for n tokens alone.
+
+    Example: Part(names=("a", "b"), shared=(0, 3), tokens=6, attention=16 + 16)
     """
 
     names: tuple[str, ...]
     shared: tuple[int, ...]
     tokens: int
+    attention: int
 
 
 def prefix_order(sequences: Mapping[str, Int32]) -> PrefixOrder:
@@ -80,7 +105,7 @@ def _common(a: Int32, b: Int32) -> int:
     return int(differ[0]) if len(differ) else limit
 
 
-def cut(order: PrefixOrder, token_budget: int) -> list[TreePart]:
+def cut(order: PrefixOrder, token_budget: int) -> list[Part]:
     """Parts of at most `token_budget` tokens that repeat as few tokens as possible. Trees that share nothing are never in one
     part: they are packed together later, by length.
 
@@ -113,71 +138,16 @@ def cut(order: PrefixOrder, token_budget: int) -> list[TreePart]:
     return _parts(order, start_of)
 
 
-def _parts(order: PrefixOrder, start_of: Sequence[int]) -> list[TreePart]:
-    parts: list[TreePart] = []
+def _parts(order: PrefixOrder, start_of: Sequence[int]) -> list[Part]:
+    parts: list[Part] = []
     end = len(order.names)
     while end:
         start = start_of[end]
         shared = (0, *order.shared[start + 1 : end])
-        tokens = sum(order.lengths[start:end]) - sum(shared)
-        parts.append(TreePart(names=order.names[start:end], shared=shared, tokens=tokens))
+        lengths = order.lengths[start:end]
+        attention = sum(length * length for length in lengths) - sum(common * common for common in shared)
+        parts.append(
+            Part(names=order.names[start:end], shared=shared, tokens=sum(lengths) - sum(shared), attention=attention)
+        )
         end = start
     return parts[::-1]
-
-
-Packing = Literal["tree", "rows", "single"]
-
-
-class Forest(Struct):
-    """One row: `names[k]` is laid from token `shared[k]` on, behind `names[k - 1]`; a 0 begins a tree. `tokens` in all.
-
-    Example: Forest(names=("a", "b", "c"), shared=(0, 3, 0), tokens=18)
-    """
-
-    names: tuple[str, ...]
-    shared: tuple[int, ...]
-    tokens: int
-
-
-class ForestPlan(Struct):
-    """The rows of one update, the longest first. `tokens` lie in them, of the samples' own `sample_tokens`; no layout needs
-    fewer than `distinct_tokens`. `fill` is tokens over room, in (0, 1].
-
-    Example: ForestPlan(rows=(...,), tokens=900, sample_tokens=2000, distinct_tokens=870, fill=0.88)
-    """
-
-    rows: tuple[Forest, ...]
-    tokens: int
-    sample_tokens: int
-    distinct_tokens: int
-    fill: float
-
-
-def plan_forests(sequences: Mapping[str, Int32], token_budget: int, packing: Packing = "tree") -> ForestPlan:
-    """Rows of at most `token_budget` tokens from sequences (token ids [L], by name); a longer one gets a row of its own.
-
-    "tree" lays shared beginnings once, "rows" lays sequences end to end, "single" one by one. Raises ConfigurationError for a
-    budget below 1, AlignmentError for a sequence without tokens.
-    """
-    order = prefix_order(sequences)
-    if packing == "tree":
-        parts = cut(order, token_budget)
-    else:
-        alone = zip(order.names, order.lengths, strict=True)
-        parts = [TreePart(names=(name,), shared=(0,), tokens=length) for name, length in alone]
-    by_name = {part.names[0]: part for part in parts}
-    budget = token_budget if packing != "single" else 1
-    plan = plan_rows([SampleLength(sample_id=n, rollout_id="", tokens=part.tokens) for n, part in by_name.items()], budget)
-    rows = []
-    for row in plan.rows:
-        laid = [by_name[name] for name in row.sample_ids]
-        names = tuple(name for part in laid for name in part.names)
-        rows.append(Forest(names=names, shared=tuple(common for part in laid for common in part.shared), tokens=row.tokens))
-    room = sum(max(row.tokens, token_budget) for row in rows)
-    return ForestPlan(
-        rows=tuple(rows),
-        tokens=plan.tokens,
-        sample_tokens=order.tokens,
-        distinct_tokens=order.distinct,
-        fill=plan.tokens / room if room else 1.0,
-    )

@@ -137,10 +137,13 @@ def choose(model: Any, logprobs: Callable[[Any, Row], torch.Tensor], way: Way, *
     raise AssertionError("unreachable: there is always one way")
 
 
-def check_rows(model: Any, logprobs: Callable[[Any, Row], torch.Tensor], *, share: bool) -> None:
+def check_rows(
+    model: Any, logprobs: Callable[[Any, Row], torch.Tensor], *, share: bool, dtype: torch.dtype | None = None
+) -> None:
     """Compare a model's logprobs on a row of several samples (`share`: that share beginnings) with those of each sample alone.
 
-    `logprobs(model, row)` gives those of the targets, [N]. Raises ConfigurationError with how far they are apart.
+    `logprobs(model, row)` gives those of the targets, [N]; `dtype`: what its layers compute in, where not in that of the weights.
+    Raises ConfigurationError with how far they are apart.
     """
     samples = [_probe(f"probe-{number}", ids) for number, ids in enumerate(PROBE)]
     names = {sample.sample_id: 1.0 for sample in samples}
@@ -153,7 +156,7 @@ def check_rows(model: Any, logprobs: Callable[[Any, Row], torch.Tensor], *, shar
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise ConfigurationError(f"this model cannot compute a row of several samples: {error}", _INSTEAD) from error
     worst = float((found - alone).abs().max())
-    limit = TOLERANCE[next(model.parameters()).dtype]
+    limit = TOLERANCE[dtype or model.dtype]
     if not worst <= limit:
         what = "shared beginnings" if share else "several samples"
         raise ConfigurationError(

@@ -1,21 +1,20 @@
-"""From a row's columns to the per-token tensors of its trained tokens, and the names of tokens that are not finite.
+"""From a row's columns to the tensors that a loss sees, and the names of tokens that are not finite.
 
 Invariants (tests/learner/test_learner_columns.py):
-- only trained tokens with a weight other than zero are selected; what stands in any column at other places is never computed
-  with;
+- only targets with a weight other than zero are selected, and nothing is computed with the others;
 - a value that is not finite is named with its column, its sample and its place in the sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import torch
 
 from whippletree.errors import NonFiniteError
 from whippletree.learner.losses.base import Tokens
-from whippletree.learner.model import SHARED, Row
+from whippletree.learner.rows import Row
 
 TOKENS_NAMED = 3
 GIVEN = ("sampler_logprobs", "advantages", "weights")
@@ -24,20 +23,13 @@ OPTIONAL = ("proximal_logprobs", "reference_logprobs", "teacher_logprobs", "teac
 
 def weighted(row: Row) -> Row:
     """The row without targets whose weight is zero."""
-    return replace(row, targets=row.targets & (row.weights != 0))
-
-
-def spread(row: Row, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-    """Values of the trained tokens, [N] or [N, K], as a column of the row, [T] or [T, K]; `fill` stands elsewhere."""
-    column = values.new_full((len(row.targets), *values.shape[1:]), fill)
-    column[row.targets] = values
-    return column
+    return row.select(row.weights != 0)
 
 
 def given(row: Row) -> dict[str, torch.Tensor]:
-    """The columns that the row brings, at its trained tokens. Raises NonFiniteError."""
+    """The columns that the row brings. Raises NonFiniteError."""
     found = {name: getattr(row, name) for name in (*GIVEN, *OPTIONAL)}
-    columns = {name: values[row.targets] for name, values in found.items() if values is not None}
+    columns = {name: values for name, values in found.items() if values is not None}
     refuse_non_finite(row, columns)
     return columns
 
@@ -53,7 +45,7 @@ def make_tokens(row: Row, columns: Mapping[str, torch.Tensor], computed: Mapping
     proximal = columns.get("proximal_logprobs")
     values["proximal_logprobs"] = logprobs.detach() if proximal is None else proximal
     values["old_logprobs"] = values["sampler_logprobs" if old == "sampler" else "proximal_logprobs"]
-    values["sequences"] = row.segments[row.targets]
+    values["sequences"] = row.samples
     return Tokens(**{column.name: values.get(column.name) for column in fields(Tokens)})  # type: ignore[arg-type]
 
 
@@ -70,14 +62,9 @@ def refuse_non_finite(row: Row, columns: Mapping[str, torch.Tensor]) -> None:
 
 
 def token_names(row: Row, bad: torch.Tensor) -> str:
-    """ "token 12 of sample s1, token 3 of sample s2 and 5 more", for the marked ones of the trained tokens (bool [N])."""
-    places = torch.nonzero(row.targets, as_tuple=True)[0][bad]
-    named = [_token_name(row, int(place)) for place in places[:TOKENS_NAMED]]
-    more = f" and {len(places) - TOKENS_NAMED} more" if len(places) > TOKENS_NAMED else ""
+    """ "token 12 of sample s1, token 3 of sample s2 and 5 more", for the marked targets (bool [N])."""
+    marked = torch.nonzero(bad)[:, 0].tolist()
+    places = row.positions[row.targets]
+    named = [f"token {int(places[n])} of sample {row.sample_ids[int(row.samples[n])]}" for n in marked[:TOKENS_NAMED]]
+    more = f" and {len(marked) - TOKENS_NAMED} more" if len(marked) > TOKENS_NAMED else ""
     return ", ".join(named) + more
-
-
-def _token_name(row: Row, place: int) -> str:
-    segment = int(row.segments[place])
-    samples = ", ".join(row.sample_ids) if segment == SHARED else row.sample_ids[segment]
-    return f"token {int(row.positions[place])} of sample {samples}"

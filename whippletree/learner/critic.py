@@ -22,22 +22,22 @@ import numpy.typing as npt
 import torch
 
 from whippletree.learner.config import HeadCritic, ModelCritic
-from whippletree.learner.model import Row, load_model
-from whippletree.learner.rows import lay_column
+from whippletree.learner.model import ModelOptions, load_model
+from whippletree.learner.rows import Row, lay_column
 from whippletree.learner.scoring import predicting_states
 
 
 class Critic:
     """A value head on the policy's hidden states, or on those of a model of its own."""
 
-    def __init__(self, config: HeadCritic | ModelCritic, policy: Any, directory: Path, *, bf16: bool) -> None:
+    def __init__(self, config: HeadCritic | ModelCritic, policy: Any, directory: Path, options: ModelOptions) -> None:
         self.config = config
-        self.bf16 = bf16
+        self.bf16 = options.bf16
         self.model: Any = None
         if isinstance(config, ModelCritic):
-            self.model = load_model(Path(config.path) if config.path else directory)
-            self.model.lm_head.requires_grad_(self.model.config.tie_word_embeddings)
-        self.head = torch.nn.Linear(int(policy.config.hidden_size), 1)
+            self.model = load_model(Path(config.path) if config.path else directory, options.as_scorer())
+            self.model.get_output_embeddings().requires_grad_(self.model.config.get_text_config().tie_word_embeddings)
+        self.head = torch.nn.Linear(int(policy.config.get_text_config().hidden_size), 1)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
         inside = [] if self.model is None else [found for found in self.model.parameters() if found.requires_grad]
@@ -45,7 +45,7 @@ class Critic:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, weight_decay=0.0)
 
     def values(self, row: Row, policy: Any, policy_hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """Values of a row's trained tokens, [N]. `policy_hidden`: the policy's states there, [N, H], where they are known."""
+        """Values of a row's targets, [N]. `policy_hidden`: the policy's states there, [N, H], where they are known."""
         hidden = policy_hidden
         if self.model is not None or hidden is None:
             hidden = predicting_states(policy if self.model is None else self.model, row, bf16=self.bf16)
@@ -71,8 +71,9 @@ def with_returns(
     advantages: Mapping[str, npt.NDArray[Any]],
     returns: Mapping[str, npt.NDArray[Any]],
 ) -> list[Row]:
-    """Rows with a critic's advantages, returns and old values. `values` are the rows' columns ([T], of `Learner.values`); the
-    other two are columns of samples ([L], by sample_id), as an estimator makes them from `by_sample(row, values)`."""
+    """Rows with a critic's advantages, returns and old values. `values` are the rows' columns ([N], of `Learner.values`); the
+    other two are columns of samples, by sample_id, with one number per target, as an estimator makes them from
+    `by_sample(row, values)`."""
     return [
         replace(row, advantages=lay_column(row, advantages), returns=lay_column(row, returns), old_values=column)
         for row, column in zip(rows, values, strict=True)

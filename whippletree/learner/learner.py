@@ -1,6 +1,6 @@
 """One optimiser update from rows, with the numbers that say whether it can be trusted.
 
-    rows ─► columns of trained tokens ─► scores ─► objective ─► gradient, row by row ─► checks ─► one AdamW step a pass
+    rows ─► columns of targets ─► scores ─► objective ─► gradient, row by row ─► checks ─► one AdamW step a pass
 Invariants (tests/learner/test_learner_update.py):
 - an update from packed rows equals the update from one row per sample, to float32 tolerance;
 - a non-finite input, loss or gradient stops the update, names rows and tokens, and leaves parameters and optimisers as they
@@ -21,16 +21,16 @@ import numpy as np
 import torch
 
 from whippletree.errors import ConfigurationError, DivergedError, NonFiniteError
-from whippletree.learner.columns import given, make_tokens, refuse_non_finite, spread, weighted
+from whippletree.learner.columns import given, make_tokens, refuse_non_finite, weighted
 from whippletree.learner.config import LearnerConfig, NoCritic
 from whippletree.learner.critic import Critic
-from whippletree.learner.lora import add_adapters
 from whippletree.learner.losses.base import Tokens
 from whippletree.learner.losses.config import DistillForwardLoss, DistillReverseLoss
-from whippletree.learner.model import Row, load_frozen, load_model, score
+from whippletree.learner.model import ModelOptions, load_frozen, load_model
 from whippletree.learner.objective import Objective
+from whippletree.learner.rows import Row
 from whippletree.learner.schedule import rate_share
-from whippletree.learner.scoring import ScoreOptions, best_tokens, score_row
+from whippletree.learner.scoring import ScoreOptions, best_tokens, score, score_row
 from whippletree.learner.stats import Sums, UpdateStats
 
 __all__ = ["Learner", "UpdateStats"]
@@ -48,13 +48,15 @@ class Learner:
         self.run_steps = run_steps
         config.check(run_steps)
         self.objective = Objective(config)
-        self.model = load_model(
-            directory,
-            train_top_layers=config.train_top_layers,
+        self.running = ModelOptions(
+            packing=config.packing,
+            attention=config.attention,
+            bf16=config.precision == "bf16",
             activation_checkpointing=config.activation_checkpointing,
+            train_top_layers=config.train_top_layers,
+            lora=config.lora,
         )
-        if config.lora.rank:
-            add_adapters(self.model, config.lora)
+        self.model = load_model(directory, self.running)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
@@ -63,19 +65,19 @@ class Learner:
             weight_decay=config.weight_decay,
         )
         self.options = ScoreOptions(
-            temperature, config.needs_entropy, logit_tokens=config.logit_tokens, bf16=config.precision == "bf16"
+            temperature, config.needs_entropy, logit_tokens=config.logit_tokens, bf16=self.running.bf16
         )
         referred = config.kl.coefficient or config.kl.stop_above
         self.reference = self._other(config.kl.reference or str(directory)) if referred else None
         self.teacher = self._other(config.teacher) if config.teacher else None
         critic = config.critic
-        self.critic = None if isinstance(critic, NoCritic) else Critic(critic, self.model, directory, bf16=self.options.bf16)
+        self.critic = None if isinstance(critic, NoCritic) else Critic(critic, self.model, directory, self.running)
         self.policy_version = 0
 
     def _other(self, directory: str) -> Any:
         """A reference or teacher. Raises ConfigurationError where its tokens are not the policy's."""
-        model = load_frozen(Path(directory))
-        sizes = int(model.config.vocab_size), int(self.model.config.vocab_size)
+        model = load_frozen(Path(directory), self.running)
+        sizes = [int(found.config.get_text_config().vocab_size) for found in (model, self.model)]
         if sizes[0] != sizes[1]:
             raise ConfigurationError(
                 f"the model in {directory} has {sizes[0]} tokens, the policy {sizes[1]}", "give one with the policy's tokenizer"
@@ -88,15 +90,15 @@ class Learner:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """Logprobs of the rows' trained tokens under the current weights, as columns [T] (0 elsewhere)."""
-        return [spread(row, score_row(self.model, row, self.options).logprobs) for row in rows]
+        """Logprobs of the rows' targets under the current weights, [N] each."""
+        return [self._scored_by(self.model, row) for row in rows]
 
     @torch.no_grad()
     def values(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """The critic's values of the rows' trained tokens, as columns [T] (0 elsewhere). Zeros without a critic."""
+        """The critic's values of the rows' targets, [N] each. Zeros without a critic."""
         if self.critic is None:
             return [torch.zeros(len(row.targets)) for row in rows]
-        return [spread(row, self.critic.values(row, self.model)) for row in rows]
+        return [self.critic.values(row, self.model) for row in rows]
 
     def update(self, rows: Sequence[Row]) -> UpdateStats:
         """One AdamW step over all rows, `learner.passes` times. Raises NonFiniteError or DivergedError, with parameters and
@@ -124,14 +126,14 @@ class Learner:
         config = self.config
         found: dict[str, Any] = {}
         if self.reference is not None and row.reference_logprobs is None:
-            found["reference_logprobs"] = spread(row, self._scored_by(self.reference, row))
+            found["reference_logprobs"] = self._scored_by(self.reference, row)
         if self.teacher is not None and isinstance(config.loss, DistillReverseLoss) and row.teacher_logprobs is None:
-            found["teacher_logprobs"] = spread(row, self._scored_by(self.teacher, row))
+            found["teacher_logprobs"] = self._scored_by(self.teacher, row)
         if self.teacher is not None and isinstance(config.loss, DistillForwardLoss) and row.teacher_top_ids is None:
             ids, logprobs = best_tokens(self.teacher, row, self.options, config.teacher_top)
-            found |= {"teacher_top_ids": spread(row, ids), "teacher_top_logprobs": spread(row, logprobs)}
+            found |= {"teacher_top_ids": ids, "teacher_top_logprobs": logprobs}
         if config.passes > 1 and config.needs_proximal and row.proximal_logprobs is None:
-            found["proximal_logprobs"] = spread(row, self._scored_by(self.model, row))
+            found["proximal_logprobs"] = self._scored_by(self.model, row)
         return replace(row, **found) if found else row
 
     def _scored_by(self, model: Any, row: Row) -> torch.Tensor:
@@ -163,14 +165,13 @@ class Learner:
         loss.backward()  # type: ignore[no-untyped-call]
         if tokens.logprobs.grad is not None:
             refuse_non_finite(row, {"gradient of the loss": tokens.logprobs.grad})
-        current = row.versions[row.targets] == self.policy_version
+        current = row.versions == self.policy_version
         sums.add(tokens, output, float(loss.detach()), current=current, first=first)
 
     def _tokens(self, row: Row) -> Tokens:
-        """Scores of a row's trained tokens, with gradient. Raises NonFiniteError."""
+        """Scores of a row's targets, with gradient. Raises NonFiniteError."""
         columns = given(row)
-        alternatives = None if row.teacher_top_ids is None else row.teacher_top_ids[row.targets]
-        scores = score_row(self.model, row, self.options, alternatives=alternatives)
+        scores = score_row(self.model, row, self.options, alternatives=row.teacher_top_ids)
         computed = {
             "logprobs": scores.logprobs,
             "entropy": scores.entropy,

@@ -1,109 +1,125 @@
-"""The policy on the learner's side: a transformers causal language model, and packed rows.
+"""Models on the learner's side: transformers causal language models, loaded, tried on rows and made ready to train or to score.
 
-Invariants (tests/learner/test_learner_model.py):
-- a row's columns beyond the required ones are None where nothing needs them;
-- only what is asked for is trained, and no dropout is active: the trained distribution is the sampled one.
+Invariants (tests/learner/test_learner_model.py, test_tree_models.py):
+- a model for which a sample in a row is not what it is alone is refused when it is loaded, by trying, as it will be run: with
+  its adapters, with recomputed activations, and in bf16 too where its layers compute so;
+- only what is asked for is trained, and no dropout is active: the trained distribution is the sampled one;
+- recomputed activations change no gradient.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from whippletree.batching.trees import Packing
 from whippletree.errors import ConfigurationError
-
-SHARED = -1
-"""Segment number of the beginning that all samples of a row share."""
+from whippletree.learner.attention import Way, check_rows, choose
+from whippletree.learner.config import LoRAConfig
+from whippletree.learner.lora import add_adapters
+from whippletree.learner.rows import Row
+from whippletree.learner.scoring import ScoreOptions, score_row
 
 
 @dataclass(frozen=True)
-class Row:
-    """Samples laid end to end. All columns have shape [T]; `segments` numbers the samples of the row from 0, SHARED marks
-    the tokens that all of them begin with, laid once at the row's beginning.
+class ModelOptions:
+    """How a model is to be run and which part of it trains. `train_top_layers` of 0 and `lora.rank` of 0 train everything.
 
-    `targets` marks trained tokens; for those `sampler_logprobs`, `versions`, `advantages` and `weights` are set, and whichever
-    of the other columns a loss needs: logprobs of the learner before the update (`proximal`), of a reference and of a teacher,
-    the teacher's K best tokens (shape [T, K]), and a critic's values before the update and returns. What stands at other places
-    has no influence, whatever it is.
+    Example: ModelOptions(packing="tree", attention="auto", bf16=True)
     """
 
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    segments: torch.Tensor
-    targets: torch.Tensor
-    sampler_logprobs: torch.Tensor
-    versions: torch.Tensor
-    advantages: torch.Tensor
-    weights: torch.Tensor
-    sample_ids: tuple[str, ...]
-    proximal_logprobs: torch.Tensor | None = None
-    reference_logprobs: torch.Tensor | None = None
-    teacher_logprobs: torch.Tensor | None = None
-    teacher_top_ids: torch.Tensor | None = None
-    teacher_top_logprobs: torch.Tensor | None = None
-    old_values: torch.Tensor | None = None
-    returns: torch.Tensor | None = None
+    packing: Packing = "tree"
+    attention: Way = "auto"
+    bf16: bool = False
+    activation_checkpointing: bool = False
+    train_top_layers: int = 0
+    lora: LoRAConfig = LoRAConfig()
+
+    def as_scorer(self) -> ModelOptions:
+        """The same rows for a model of which nothing is trained in part."""
+        return replace(self, activation_checkpointing=False, train_top_layers=0, lora=LoRAConfig())
 
 
-def load_model(directory: Path, *, train_top_layers: int = 0, activation_checkpointing: bool = False) -> Any:
-    """A causal language model in float32 from a Hugging Face directory. Raises ConfigurationError when it cannot be read."""
+def load_model(directory: Path, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
+    """A causal language model in float32 from a Hugging Face directory.
+
+    Raises ConfigurationError when it cannot be read, and when it cannot compute rows of that packing.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(
             f"cannot load a model from {directory}: {error}", "give a Hugging Face directory with config.json and *.safetensors"
         ) from error
+    return prepare_model(model, options)
+
+
+def load_frozen(directory: Path, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
+    """A model that only scores: a reference or a teacher. Raises ConfigurationError."""
+    return load_model(directory, options.as_scorer()).requires_grad_(False)
+
+
+def prepare_model(model: Any, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
+    """Make a model ready, in place. Raises ConfigurationError when it cannot compute rows of that packing."""
     model.eval()  # no dropout: the trained distribution is the sampled one
-    if train_top_layers:
-        _freeze_below(model, train_top_layers)
-    if activation_checkpointing:
+    if options.train_top_layers:
+        _freeze_below(model, options.train_top_layers)
+    if options.lora.rank:
+        add_adapters(model, options.lora)
+    if options.activation_checkpointing:
         _recompute_activations(model)
+    if options.packing != "single":
+        share = options.packing == "tree"
+        choose(model, _logprobs, options.attention, share=share)
+        if options.bf16:
+            check_rows(model, _logprobs_bf16, share=share, dtype=torch.bfloat16)
     return model
 
 
-def load_frozen(directory: Path) -> Any:
-    """A model that only scores: a reference or a teacher. Raises ConfigurationError."""
-    return load_model(directory).requires_grad_(False)
+def _logprobs(model: Any, row: Row) -> torch.Tensor:
+    return score_row(model, row, ScoreOptions(1.0)).logprobs
+
+
+def _logprobs_bf16(model: Any, row: Row) -> torch.Tensor:
+    return score_row(model, row, ScoreOptions(1.0, bf16=True)).logprobs
+
+
+def _layers(model: Any) -> list[Any]:
+    """The model's layers from the bottom up, whatever the family calls them. Raises ConfigurationError where there are none."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for child in model.base_model.children():
+        if isinstance(child, torch.nn.ModuleList) and all(isinstance(layer, GradientCheckpointingLayer) for layer in child):
+            return list(child)
+    raise ConfigurationError(
+        f"{type(model).__name__} has no list of layers", "leave learner.train_top_layers and activation_checkpointing off"
+    )
 
 
 def _recompute_activations(model: Any) -> None:
     """Layers keep only their inputs; the backward pass computes what is inside them again."""
-    for layer in model.model.layers:
+    for layer in _layers(model):
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _freeze_below(model: Any, top: int) -> None:
-    layers = model.model.layers
+    """Train the `top` layers and what comes behind them (the last norm)."""
+    layers = _layers(model)
     if top > len(layers):
         raise ConfigurationError(f"learner.train_top_layers = {top}, but the model has {len(layers)} layers", "lower it")
     model.requires_grad_(False)
     for layer in layers[len(layers) - top :]:
         layer.requires_grad_(True)
-    model.model.norm.requires_grad_(True)
-
-
-def attention_mask(segments: torch.Tensor) -> torch.Tensor:
-    """Causal mask inside each segment and towards the shared beginning: [T] segment numbers → bool [1, 1, T, T], True where
-    attention is allowed."""
-    length = segments.shape[0]
-    visible = (segments[:, None] == segments[None, :]) | (segments == SHARED)[None, :]
-    return (visible & torch.ones(length, length, dtype=torch.bool).tril())[None, None]
-
-
-@torch.no_grad()
-def score(model: Any, token_ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Logprobs at temperature 1 of token_ids[1:], each under its prefix: shape [len(token_ids) - 1]."""
-    ids = torch.tensor(token_ids)
-    logits = model(input_ids=ids[None]).logits[0, :-1].float()
-    scores: np.ndarray[Any, np.dtype[np.float32]] = torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[:, 0].numpy()
-    return scores
+    children = list(model.base_model.children())
+    behind = next(n for n, child in enumerate(children) if isinstance(child, torch.nn.ModuleList) and layers[0] in list(child))
+    for child in children[behind + 1 :]:
+        child.requires_grad_(True)

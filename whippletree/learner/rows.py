@@ -12,13 +12,15 @@ forward and backward. Every token knows where its subtree ends (`exits`) and whi
 Invariants (tests/learner/test_rows.py):
 - what a token sees is its own path, and its position is its depth there;
 - every trained token of every sample is one target; two samples that trained the same token of a tree are two targets;
-- a target's columns are those of its own sample.
+- a target's columns are those of its own sample, and `select` keeps them together;
+- a column of targets, taken apart by sample and laid again, is the same column.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +31,21 @@ from whippletree.errors import AlignmentError
 from whippletree.types import Sample
 
 
+OF_TOKENS = frozenset({"token_ids", "positions", "exits", "parents", "sample_ids"})
+"""What of a row is not a column of its targets."""
+
+
 @dataclass(frozen=True)
 class Row:
-    """Samples laid as a forest of T tokens with N targets, the trained tokens; sample by sample, along each sample.
+    """Samples laid as a forest of T tokens with N targets, the trained tokens; sample by sample, along each sample. A sample
+    lies in one row, so `samples` numbers whole sequences.
 
     Shape [T]: `token_ids`; `positions` (depth in the own tree); `exits` (index behind the last token of the subtree);
     `parents` (index of the token before it on its path, -1 at a root).
     Shape [N]: `targets` (index of the token in the row); `samples` (number of its sample in `sample_ids`); `sampler_logprobs`;
-    `versions`; `advantages`; `weights`.
+    `versions`; `advantages`; `weights`; and whichever of the others a loss needs: logprobs of the learner before the update
+    (`proximal`), of a reference and of a teacher, the teacher's K best tokens (shape [N, K]), a critic's values before the update
+    and returns.
     """
 
     token_ids: torch.Tensor
@@ -50,6 +59,18 @@ class Row:
     advantages: torch.Tensor
     weights: torch.Tensor
     sample_ids: tuple[str, ...]
+    proximal_logprobs: torch.Tensor | None = None
+    reference_logprobs: torch.Tensor | None = None
+    teacher_logprobs: torch.Tensor | None = None
+    teacher_top_ids: torch.Tensor | None = None
+    teacher_top_logprobs: torch.Tensor | None = None
+    old_values: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
+
+    def select(self, chosen: torch.Tensor) -> Row:
+        """The same tokens with some of the targets: those that `chosen` (bool [N]) marks."""
+        columns = {column.name: getattr(self, column.name) for column in fields(self) if column.name not in OF_TOKENS}
+        return replace(self, **{name: found[chosen] for name, found in columns.items() if found is not None})
 
     @property
     def branched(self) -> bool:
@@ -99,6 +120,26 @@ def build_row(
         weights=repeated([weights[sample.sample_id] for sample in samples], torch.float32),
         sample_ids=tuple(sample.sample_id for sample in samples),
     )
+
+
+def by_sample(row: Row, column: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
+    """A column of targets [N] as one of each sample, by sample_id: one value per target of the sample, in order."""
+    return {name: column[row.samples == number].numpy() for number, name in enumerate(row.sample_ids)}
+
+
+def lay_column(row: Row, columns: Mapping[str, npt.NDArray[Any]]) -> torch.Tensor:
+    """Columns of samples, by sample_id, as the row's column of targets [N], float32. Raises AlignmentError where a length
+    differs."""
+    laid = torch.zeros(len(row.targets))
+    for number, name in enumerate(row.sample_ids):
+        own = row.samples == number
+        given = np.array(columns[name], dtype=np.float32)
+        if len(given) != int(own.sum()):
+            raise AlignmentError(
+                f"sample {name} has {int(own.sum())} targets, and a column of {len(given)}", "give one per trained token"
+            )
+        laid[own] = torch.from_numpy(given)
+    return laid
 
 
 class _Forest:

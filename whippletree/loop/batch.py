@@ -1,10 +1,11 @@
 """From finished rollouts to rows: samples, shaping, advantages, filters, loss weights, packing.
 
-    rollouts ─► calls + payloads ─► trace ─► samples ─┐
-        └────► groups ─► advantages (one vote each) ──┼─► weights (Eq. 16) ─► plan ─► rows
+    rollouts ─► calls + payloads ─► trace ─► samples ─┬─► prefix order ─┐
+        └────► groups ─► advantages (one vote each) ──┴─► weights ──────┴─► plan ─► rows
 Invariants (tests/loop/test_batch.py):
 - advantages and loss weights are fixed before any row is dropped;
-- a rollout without a reward is in no row; a rollout whose advantage is exactly 0 is in no row but counts in the weights;
+- a rollout without a reward is in no row; a rollout whose advantage is exactly 0 is in no row but counts in the weights, unless
+  the loss has a gradient there too (`LearnerConfig.trains_all_rows`);
 - what shaping added to a rollout's reward is on its record, once;
 - a rollout with calls and no trained token, and a batch that trains too little of what was sampled, is in `alarms`.
 """
@@ -16,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whippletree.batching import BatchingConfig, GroupMember, Judged, SampleFacts, SampleLength, judge, plan_rows
+from whippletree.batching import BatchingConfig, GroupMember, Judged, SampleFacts, UpdatePlan, prefix_order, prepare
 from whippletree.batching.advantages import exclusion
+from whippletree.batching.config import PackingConfig
 from whippletree.learner.config import LearnerConfig
 from whippletree.learner.rows import Row, build_row
 from whippletree.loop.metrics import mean
@@ -41,10 +43,7 @@ class Batch:
     rewards: list[float]
     calls: list[Call]
     judged: Judged
-    fill: float
-    sample_tokens: int
-    row_tokens: int
-    distinct_tokens: int
+    plan: UpdatePlan
     staleness: list[int]
     with_reward: int
     funnel: Funnel
@@ -67,10 +66,12 @@ class Batch:
             "shaping": self.shaping,
             "staleness_mean": mean(self.staleness) or 0.0,
             "staleness_max": max(self.staleness, default=0),
-            "row_fill": self.fill if self.rows else None,
-            "sample_tokens": self.sample_tokens,
-            "row_tokens": self.row_tokens,
-            "distinct_tokens": self.distinct_tokens,
+            "row_fill": self.plan.fill if self.rows else None,
+            "sample_tokens": self.plan.sample_tokens,
+            "row_tokens": self.plan.tokens,
+            "distinct_tokens": self.plan.distinct_tokens,
+            "row_tokens": self.plan.tokens,
+            "distinct_tokens": self.plan.distinct_tokens,
             "prefix_breaks": dict(breaks),
             "trained_share": self.funnel.trained_share,
             "alarms": self.alarms,
@@ -167,21 +168,23 @@ def build_batch(
             funnels[rollout.spec.rollout_id] = funnel(trace)
             calls[rollout.spec.rollout_id] = [node.call for node in trace.nodes]
             samples += found_samples
-    judged = judge(members_of(rollouts, calls), [facts_of(sample) for sample in samples], batching)
-    advantages, weights = judged.advantages.values, judged.weights.per_token
     by_id = {sample.sample_id: sample for sample in samples}
-    plan = plan_rows(
-        [
-            SampleLength(sample_id=name, rollout_id=by_id[name].rollout_id, tokens=len(by_id[name].token_ids))
-            for name in judged.trained
-        ],
-        config.token_budget,
-        config.packing,
+    prepared = prepare(
+        members_of(rollouts, calls),
+        [facts_of(sample) for sample in samples],
+        batching,
+        PackingConfig(packing=config.packing, token_budget=config.token_budget),
+        order=prefix_order({name: sample.token_ids for name, sample in by_id.items() if sample.trained.any()}),
+        every_row=config.trains_all_rows,
     )
+    judged, (plan,) = prepared.judged, prepared.plan.updates
+    advantages, weights = judged.advantages.values, judged.weights.per_token
     failed = [rollout for rollout in rollouts if rollout.reward is None]
     every_call = [call for of_rollout in calls.values() for call in of_rollout]
     return Batch(
-        rows=[build_row([by_id[name] for name in row.sample_ids], advantages, weights) for row in plan.rows],
+        rows=[
+            build_row([by_id[name] for name in row.sample_ids], advantages, weights, shared=row.shared) for row in plan.ranks[0]
+        ],
         samples=len(samples),
         rollouts=len(rollouts),
         failed=len(failed),
@@ -189,7 +192,7 @@ def build_batch(
         rewards=[rollout.reward for rollout in rollouts if rollout.reward is not None],
         calls=every_call,
         judged=judged,
-        fill=plan.fill,
+        plan=plan,
         staleness=[policy_version - call.version_start for call in every_call if call.version_start >= 0],
         with_reward=len(advantages),
         funnel=add_funnels(funnels.values()),
