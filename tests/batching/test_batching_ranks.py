@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whippletree.batching import SampleLength, SampleTokens, UpdatePlan, loss_weights, plan_batch, plan_rows
+from whippletree.batching import SampleLength, SampleTokens, UpdatePlan, loss_weights, plan_batch
 from whippletree.batching.config import CostConfig, PackingConfig
+from whippletree.batching.packing import best_fit
 from whippletree.batching.ranks import exchange, sample_costs, spread
 from whippletree.configuration import convert
 from whippletree.errors import AlignmentError, ConfigurationError
@@ -97,7 +98,7 @@ def test_any_plan_is_complete_even_and_independent_of_order(
 
 @given(tokens=samples_of, budget=st.integers(1, 50), ranks=st.integers(1, 9))
 def test_there_are_no_more_micro_batches_than_the_fewest_rows_need(tokens: list[int], budget: int, ranks: int) -> None:
-    fewest = len(plan_rows(lengths(*tokens), budget).rows)
+    _, fewest = best_fit(sorted(tokens, reverse=True), budget)
     (update,) = plan_batch(lengths(*tokens), PackingConfig(token_budget=budget), ranks).updates
     assert len(update.ranks[0]) <= -(-fewest // ranks)
 

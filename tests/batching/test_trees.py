@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whippletree.batching.trees import Packing, PrefixOrder, cut, plan_forests, prefix_order
+from whippletree.batching.trees import PrefixOrder, cut, prefix_order
 from whippletree.errors import AlignmentError, ConfigurationError
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
@@ -90,22 +90,15 @@ def test_nothing_gives_no_part_and_bad_input_is_named():
         prefix_order(named([[]]))
 
 
-@given(SEQUENCES, st.integers(1, 30), st.sampled_from(["tree", "rows", "single"]))
-def test_rows_hold_every_sequence_once_within_the_budget(sequences: list[list[int]], budget: int, packing: Packing):
-    plan = plan_forests(named(sequences), budget, packing)
-    assert sorted(name for row in plan.rows for name in row.names) == sorted(named(sequences))
-    assert all(row.tokens <= budget or row.shared.count(0) == len(row.names) == 1 for row in plan.rows)
-    assert plan.tokens == sum(row.tokens for row in plan.rows)
-    assert plan.distinct_tokens <= plan.tokens <= plan.sample_tokens == sum(map(len, sequences))
-    assert 0 < plan.fill <= 1
-    if packing != "tree":
-        assert plan.tokens == plan.sample_tokens
-    if packing == "single":
-        assert all(len(row.names) == 1 for row in plan.rows)
+@given(SEQUENCES, st.integers(1, 30))
+def test_attention_of_a_part_is_what_its_tokens_look_at(sequences: list[list[int]], budget: int):
+    for part in cut(prefix_order(named(sequences)), budget):
+        own = [named(sequences)[name].tolist() for name in part.names]
+        assert part.attention == sum(2 * len(prefix) - 1 for prefix in prefixes(own))
 
 
-def test_a_tree_within_the_budget_is_laid_with_no_token_twice():
-    sequences = named([[1, 2, 3, *range(10, 10 + n)] for n in range(1, 9)])
-    plan = plan_forests(sequences, 20)
-    assert plan.tokens == plan.distinct_tokens == 11
-    assert plan_forests({}, 20).fill == 1.0
+@given(SEQUENCES, st.integers(0, 255))
+def test_the_order_of_some_is_the_one_that_they_have_by_themselves(sequences: list[list[int]], bits: int):
+    every = named(sequences)
+    some = {name: ids for number, (name, ids) in enumerate(every.items()) if bits >> number & 1}
+    assert prefix_order(every).only(some) == prefix_order(some)

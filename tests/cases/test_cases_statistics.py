@@ -196,10 +196,13 @@ def test_C18_an_advantage_lands_on_its_own_rollouts_tokens_in_any_order(seed: in
     for planned in itertools.chain.from_iterable(found.plan.updates[0].ranks):
         if planned.sample_ids:
             row = build_row(
-                [columns[name] for name in planned.sample_ids], found.judged.advantages.values, found.judged.weights.per_token
+                [columns[name] for name in planned.sample_ids],
+                found.judged.advantages.values,
+                found.judged.weights.per_token,
+                shared=planned.shared,
             )
             for number, name in enumerate(row.sample_ids):
-                mine = row.advantages[(row.segments == number) & row.targets]
+                mine = row.advantages[row.samples == number]
                 assert len(mine) == 4
                 assert bool((mine > 0).all()) if name.startswith("r1") else bool((mine < 0).all())
                 seen.append(name)

@@ -48,7 +48,7 @@ def test_pieces_change_neither_scores_nor_gradients(small_model: Path, sample_ba
     row = build_row(sample_batch, ADVANTAGES, WEIGHTS)
     results = []
     for pieces in (1024, 7, 1):
-        model = load_model(small_model)
+        model = load_model(small_model).double()
         found = score_row(model, row, ScoreOptions(0.8, entropy=True, logit_tokens=pieces))
         assert found.entropy is not None
         (found.logprobs.sum() + (found.entropy**2).sum()).backward()
