@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -151,12 +152,19 @@ def test_C16_the_kl_alarm_stops_before_any_weights_are_pushed(model: Path, drift
 # --- C20: {"placeholder_values": [1.0, 0.0, -inf, NaN, None], "mask": 0} ------------------------------------------------------
 
 
-def with_placeholder(row: Row, value: float | None) -> Row:
-    """The row with `value` in every column wherever nothing is trained."""
+def with_placeholder(value: float | None) -> Row:
+    """A row of samples that hold `value` as the logprob of every token that is not trained, and of one (s1) whose weight is 0
+    and which holds it in every column."""
     number = float(np.array([value], dtype=np.float32)[0])  # None becomes NaN
-    columns = ("sampler_logprobs", "advantages", "weights", "reference_logprobs", "returns", "old_values")
-    filled = {name: torch.where(row.targets, values, number) for name in columns if (values := getattr(row, name)) is not None}
-    return replace(row, **filled)
+    samples = [
+        msgspec.structs.replace(one, logprobs=np.where(one.trained, one.logprobs, np.float32(number))) for one in make_samples()
+    ]
+    row = build_row(samples, ADVANTAGES, {**WEIGHTS, "s1": 0.0})
+    zeros = torch.zeros(len(row.targets))
+    row = replace(row, reference_logprobs=row.sampler_logprobs + 0.5, returns=row.advantages, old_values=zeros)
+    masked = row.weights == 0
+    columns = ("sampler_logprobs", "advantages", "reference_logprobs", "returns", "old_values")
+    return replace(row, **{name: torch.where(masked, number, getattr(row, name)) for name in columns})
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=[loss["name"] for loss in LOSSES])
@@ -164,10 +172,8 @@ def test_C20_placeholders_at_masked_positions_change_nothing(model: Path, loss: 
     outcomes = []
     for value in (1.0, 0.0, -math.inf, math.nan, None, 1e38):
         found = make_learner(model, loss=loss, kl={"coefficient": 0.1}, critic={"kind": "head"})
-        row = build_row(make_samples(), ADVANTAGES, WEIGHTS)
-        zeros = torch.zeros(len(row.targets))
-        row = replace(row, reference_logprobs=row.sampler_logprobs + 0.5, returns=row.advantages, old_values=zeros)
-        stats = found.update([with_placeholder(row, value)])
+        stats = found.update([with_placeholder(value)])
+        assert 0 < stats.tokens < sum(int(sample.trained.sum()) for sample in make_samples())
         outcomes.append((stats, parameters(found)))
     for stats, weights in outcomes[1:]:
         assert stats == outcomes[0][0]

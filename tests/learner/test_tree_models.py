@@ -15,7 +15,7 @@ from whippletree.learner.attention import Way
 from whippletree.learner.model import ModelOptions, prepare_model
 from whippletree.learner.rows import build_row
 from whippletree.learner.runs import NAME
-from whippletree.learner.scoring import row_logprobs
+from whippletree.learner.scoring import ScoreOptions, row_logprobs, score_row
 from whippletree.types import Sample
 
 SIZE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -122,6 +122,27 @@ def test_a_tree_gives_each_samples_own_logprobs_and_gradients(name: str, dtype: 
     torch.testing.assert_close(found.to(dtype), expected, **precise)
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, **precise)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_recomputed_activations_and_logits_in_pieces_change_no_gradient(name: str, samples: list[Sample]):
+    names = {sample.rollout_id: 1.0 for sample in samples} | {sample.sample_id: 1.0 for sample in samples}
+    row = build_row(samples, names, names)
+    results, passes = [], []
+    for recomputed in (False, True):
+        torch.manual_seed(4)
+        model = prepare_model(MODELS[name](), ModelOptions(activation_checkpointing=recomputed, bf16=True))
+        forward = model.get_input_embeddings().register_forward_hook(lambda *_: passes.append("embedding"))
+        inside = [found for found in model.base_model.modules() if isinstance(found, torch.nn.ModuleList)][0][0]
+        leaf = next(found for found in inside.modules() if not list(found.children()))
+        counted = leaf.register_forward_hook(lambda *_: passes.append("layer"))
+        found = score_row(model, row, ScoreOptions(TEMPERATURE, logit_tokens=5 if recomputed else 1024)).logprobs
+        results.append([found.detach(), *gradients(model, (found * torch.linspace(-1, 1, len(found))).sum())])
+        forward.remove()
+        counted.remove()
+    assert passes == ["embedding", "layer", "embedding", "layer", "layer"]  # a layer's inside twice, the model once
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,7 @@ def in_order(samples: Sequence[SampleLength]) -> list[SampleLength]:
     return sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id, sample.sample_id))
 
 
-def make_rows(
-    parts: Sequence[Part], numbers: Sequence[int], count: int, rollout_of: Mapping[str, str]
-) -> list[PlannedRow]:
+def make_rows(parts: Sequence[Part], numbers: Sequence[int], count: int, rollout_of: Mapping[str, str]) -> list[PlannedRow]:
     """`count` rows from the row number of each part."""
     rows: list[list[Part]] = [[] for _ in range(count)]
     for part, number in zip(parts, numbers, strict=True):

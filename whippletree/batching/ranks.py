@@ -149,9 +149,7 @@ def spread(costs: Float64, bins: int) -> Int64:
     return places
 
 
-def _plan_update(
-    samples: Sequence[SampleLength], config: PackingConfig, ranks: int, order: PrefixOrder | None
-) -> UpdatePlan:
+def _plan_update(samples: Sequence[SampleLength], config: PackingConfig, ranks: int, order: PrefixOrder | None) -> UpdatePlan:
     """`samples` are in order."""
     own = None if order is None else order_of(samples, order)
     parts = make_parts(samples, config.token_budget, own if config.packing == "tree" else None)

@@ -146,8 +146,6 @@ def _parts(order: PrefixOrder, start_of: Sequence[int]) -> list[Part]:
         shared = (0, *order.shared[start + 1 : end])
         lengths = order.lengths[start:end]
         attention = sum(length * length for length in lengths) - sum(common * common for common in shared)
-        parts.append(
-            Part(names=order.names[start:end], shared=shared, tokens=sum(lengths) - sum(shared), attention=attention)
-        )
+        parts.append(Part(names=order.names[start:end], shared=shared, tokens=sum(lengths) - sum(shared), attention=attention))
         end = start
     return parts[::-1]

@@ -64,9 +64,7 @@ class Learner:
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
         )
-        self.options = ScoreOptions(
-            temperature, config.needs_entropy, logit_tokens=config.logit_tokens, bf16=self.running.bf16
-        )
+        self.options = ScoreOptions(temperature, config.needs_entropy, logit_tokens=config.logit_tokens, bf16=self.running.bf16)
         referred = config.kl.coefficient or config.kl.stop_above
         self.reference = self._other(config.kl.reference or str(directory)) if referred else None
         self.teacher = self._other(config.teacher) if config.teacher else None
