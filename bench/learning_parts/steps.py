@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from whippletree.learner.loss import ppo_clip
 
 from whippletree.batching.trees import Packing, plan_forests
-from whippletree.learner.loss import ppo_clip
 from whippletree.learner.model import prepare_model, row_logprobs
 from whippletree.learner.rows import build_row
 from whippletree.types import Sample

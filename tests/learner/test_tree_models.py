@@ -133,7 +133,7 @@ def test_recomputed_activations_and_logits_in_pieces_change_no_gradient(name: st
         torch.manual_seed(4)
         model = prepare_model(MODELS[name](), ModelOptions(activation_checkpointing=recomputed, bf16=True))
         forward = model.get_input_embeddings().register_forward_hook(lambda *_: passes.append("embedding"))
-        inside = [found for found in model.base_model.modules() if isinstance(found, torch.nn.ModuleList)][0][0]
+        inside = next(found for found in model.base_model.modules() if isinstance(found, torch.nn.ModuleList))[0]
         leaf = next(found for found in inside.modules() if not list(found.children()))
         counted = leaf.register_forward_hook(lambda *_: passes.append("layer"))
         found = score_row(model, row, ScoreOptions(TEMPERATURE, logit_tokens=5 if recomputed else 1024)).logprobs

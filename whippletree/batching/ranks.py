@@ -38,15 +38,16 @@ EXCHANGES = 200  # most exchanges of rows between ranks
 
 
 class UpdatePlan(Struct):
-    """One optimiser update. `ranks[r][k]` is what rank r runs as its micro-batch k. `tokens` lie in its rows, of the samples' own
-    `sample_tokens`; no layout needs fewer than `distinct_tokens` (where no prefix order is given, nothing counts as shared).
+    """One optimiser update. `ranks[r][k]` is what rank r runs as its micro-batch k. `tokens` lie in its rows, of the samples'
+    own `sample_tokens`; no layout needs fewer than `distinct_tokens` (without a prefix order nothing counts as shared).
 
     `fill` is tokens over room of all rows, those without samples too. With c the cost of a row, `imbalance` is how much more
     than the mean the dearest rank does: max over r of (sum over k of c) / mean - 1; and `waiting` how much longer than the
     mean the update takes when ranks run in step: (sum over k of the max over r of c) / mean - 1. Both 0.0 without rows.
 
     Example: UpdatePlan(ranks=((PlannedRow(...),), (PlannedRow(...),)), rollout_ids=("a", "b"), tokens=900,
-                        sample_tokens=2000, distinct_tokens=870, fill=0.88, imbalance=0.01, waiting=0.02, empty_rows=0, oversized_rows=0)
+                        sample_tokens=2000, distinct_tokens=870, fill=0.88, imbalance=0.01,
+                        waiting=0.02, empty_rows=0, oversized_rows=0)
     """
 
     ranks: tuple[tuple[PlannedRow, ...], ...]

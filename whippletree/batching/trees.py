@@ -29,7 +29,6 @@ import numpy as np
 from whippletree.errors import AlignmentError, ConfigurationError
 from whippletree.types import Int32, Struct
 
-
 Packing = Literal["tree", "rows", "single"]
 """What samples share is laid once; or samples lie end to end; or each is a row of its own."""
 

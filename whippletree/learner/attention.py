@@ -142,8 +142,8 @@ def check_rows(
 ) -> None:
     """Compare a model's logprobs on a row of several samples (`share`: that share beginnings) with those of each sample alone.
 
-    `logprobs(model, row)` gives those of the targets, [N]; `dtype`: what its layers compute in, where not in that of the weights.
-    Raises ConfigurationError with how far they are apart.
+    `logprobs(model, row)` gives those of the targets, [N]; `dtype`: what its layers compute in, where not in that of the
+    weights. Raises ConfigurationError with how far they are apart.
     """
     samples = [_probe(f"probe-{number}", ids) for number, ids in enumerate(PROBE)]
     names = {sample.sample_id: 1.0 for sample in samples}

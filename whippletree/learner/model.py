@@ -9,11 +9,11 @@ Invariants (tests/learner/test_learner_model.py, test_tree_models.py):
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -24,10 +24,10 @@ from whippletree.learner.config import LoRAConfig
 from whippletree.learner.lora import add_adapters
 from whippletree.learner.rows import Row
 from whippletree.learner.scoring import ScoreOptions, score_row
+from whippletree.types import Struct
 
 
-@dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(Struct):
     """How a model is to be run and which part of it trains. `train_top_layers` of 0 and `lora.rank` of 0 train everything.
 
     Example: ModelOptions(packing="tree", attention="auto", bf16=True)
@@ -42,10 +42,10 @@ class ModelOptions:
 
     def as_scorer(self) -> ModelOptions:
         """The same rows for a model of which nothing is trained in part."""
-        return replace(self, activation_checkpointing=False, train_top_layers=0, lora=LoRAConfig())
+        return msgspec.structs.replace(self, activation_checkpointing=False, train_top_layers=0, lora=LoRAConfig())
 
 
-def load_model(directory: Path, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
+def load_model(directory: Path, options: ModelOptions = ModelOptions()) -> Any:
     """A causal language model in float32 from a Hugging Face directory.
 
     Raises ConfigurationError when it cannot be read, and when it cannot compute rows of that packing.
@@ -63,12 +63,12 @@ def load_model(directory: Path, options: ModelOptions = ModelOptions()) -> Any: 
     return prepare_model(model, options)
 
 
-def load_frozen(directory: Path, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
+def load_frozen(directory: Path, options: ModelOptions = ModelOptions()) -> Any:
     """A model that only scores: a reference or a teacher. Raises ConfigurationError."""
     return load_model(directory, options.as_scorer()).requires_grad_(False)
 
 
-def prepare_model(model: Any, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
+def prepare_model(model: Any, options: ModelOptions = ModelOptions()) -> Any:
     """Make a model ready, in place. Raises ConfigurationError when it cannot compute rows of that packing."""
     model.eval()  # no dropout: the trained distribution is the sampled one
     if options.train_top_layers:

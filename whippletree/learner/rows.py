@@ -30,7 +30,6 @@ from whippletree.batching.trees import prefix_order
 from whippletree.errors import AlignmentError
 from whippletree.types import Sample
 
-
 OF_TOKENS = frozenset({"token_ids", "positions", "exits", "parents", "sample_ids"})
 """What of a row is not a column of its targets."""
 
@@ -44,8 +43,8 @@ class Row:
     `parents` (index of the token before it on its path, -1 at a root).
     Shape [N]: `targets` (index of the token in the row); `samples` (number of its sample in `sample_ids`); `sampler_logprobs`;
     `versions`; `advantages`; `weights`; and whichever of the others a loss needs: logprobs of the learner before the update
-    (`proximal`), of a reference and of a teacher, the teacher's K best tokens (shape [N, K]), a critic's values before the update
-    and returns.
+    (`proximal`), of a reference and of a teacher, the teacher's K best tokens (shape [N, K]), a critic's values before the
+    update and returns.
     """
 
     token_ids: torch.Tensor

@@ -70,8 +70,6 @@ class Batch:
             "sample_tokens": self.plan.sample_tokens,
             "row_tokens": self.plan.tokens,
             "distinct_tokens": self.plan.distinct_tokens,
-            "row_tokens": self.plan.tokens,
-            "distinct_tokens": self.plan.distinct_tokens,
             "prefix_breaks": dict(breaks),
             "trained_share": self.funnel.trained_share,
             "alarms": self.alarms,

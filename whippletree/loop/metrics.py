@@ -22,10 +22,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 class StepMetrics(Struct):
     """One update. Seconds are wall time of this process; rates are over rollouts with a reward. `trained_share`: trained tokens
-    of those sampled; `alarms`: what is wrong with the batch or the update, in sentences. `groups_without_signal`: groups that the
-    filters dropped, `groups_dropped` by filter and reason; `samples_left_out`: samples in no row, by cause; `shaping`: by how much
-    each hook moved the mean reward (`reward_mean` is the verified one). `row_tokens` were computed for samples of `sample_tokens`;
-    no layout needs fewer than `distinct_tokens`. `learner`: the loss's own diagnostics (docs/learner.md).
+    of those sampled; `alarms`: what is wrong with the batch or the update, in sentences. `groups_without_signal`: groups that
+    the filters dropped, `groups_dropped` by filter and reason; `samples_left_out`: samples in no row, by cause; `shaping`: by
+    how much each hook moved the mean reward (`reward_mean` is the verified one). `row_tokens` were computed for samples of
+    `sample_tokens`; no layout needs fewer than `distinct_tokens`. `learner`: the loss's own diagnostics (docs/learner.md).
 
     Example: StepMetrics(step=0, policy_version=1, reward_mean=0.25, rollouts=64, failed=0, ...)
     """
