@@ -1,8 +1,9 @@
 """How fast learning is, as ratios measured in one run.
 
 planner   fill, imbalance of ranks and CPU seconds of the packing plan at 1,000, 10,000 and 100,000 samples
+steps     tokens/s of a training step: padded, packed end to end, and as trees, against the ideal
 
-The last line is JSON: plan_fill, plan_imbalance, plan_100k_s and more. Each part is a module of bench/learning_parts with
+The last line is JSON: plan_fill, plan_imbalance, plan_100k_s, packed_over_padded, tree_over_packed, tree_of_ideal and more. Each part is a module of bench/learning_parts with
 `add_options` and `run`.
 """
 
@@ -14,9 +15,9 @@ import os
 import platform
 from types import ModuleType
 
-from learning_parts import planner
+from learning_parts import planner, steps
 
-PARTS: dict[str, ModuleType] = {"planner": planner}
+PARTS: dict[str, ModuleType] = {"planner": planner, "steps": steps}
 
 
 def main() -> None:

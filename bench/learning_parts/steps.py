@@ -13,6 +13,7 @@ of the distinct tokens, each looking at its own path.
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,15 +21,20 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from whippletree.learner.loss import ppo_clip
 
-from whippletree.batching.trees import Packing, plan_forests
+from whippletree.batching.trees import Packing
 from whippletree.learner.model import prepare_model, row_logprobs
 from whippletree.learner.rows import build_row
 from whippletree.types import Sample
 
 VOCABULARY = 2048
 BUDGET = 2048
+OBJECTIVE = Objective(LearnerConfig())
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of this part."""
+    parser.add_argument("--rounds", type=int, default=5, help="steps: runs of each step, the fastest of which counts")
 
 
 def single_rollout(draw: np.random.Generator) -> list[list[int]]:
@@ -125,18 +131,29 @@ def ideal_saving(model: Any, samples: Sequence[Sample]) -> float:
     return alone / operations(model, len(forest.token_ids), int((forest.positions + 1).sum()))
 
 
+def planned(samples: Sequence[Sample], packing: Packing) -> UpdatePlan:
+    """The plan of one update on one rank."""
+    lengths = [SampleLength(sample_id=s.sample_id, rollout_id=s.rollout_id, tokens=len(s.token_ids)) for s in samples]
+    order = prefix_order({sample.sample_id: sample.token_ids for sample in samples})
+    (update,) = plan_batch(lengths, PackingConfig(packing=packing, token_budget=BUDGET), 1, order).updates
+    return update
+
+
+def descend(tokens: Tokens) -> None:
+    """The backward pass of the default loss."""
+    (OBJECTIVE(tokens).per_token * tokens.weights).sum().backward()  # type: ignore[no-untyped-call]
+
+
 def by_rows(model: Any, samples: Sequence[Sample], packing: Packing) -> Callable[[], None]:
     """A step over rows of that packing. The rows are made here, outside of what is timed."""
     by_id = {sample.sample_id: sample for sample in samples}
-    plan = plan_forests({name: sample.token_ids for name, sample in by_id.items()}, BUDGET, packing)
     advantages, weights = dict.fromkeys((s.rollout_id for s in samples), 1.0), dict.fromkeys(by_id, 1e-3)
-    rows = [build_row([by_id[name] for name in row.names], advantages, weights, shared=row.shared) for row in plan.rows]
+    (planned_rows,) = planned(samples, packing).ranks
+    rows = [build_row([by_id[name] for name in row.sample_ids], advantages, weights, shared=row.shared) for row in planned_rows]
 
     def step() -> None:
         for row in rows:
-            logprobs = row_logprobs(model, row, 1.0)
-            loss, _ = ppo_clip(logprobs, row.sampler_logprobs, row.advantages, row.weights, clip_low=0.2, clip_high=0.2)
-            loss.backward()  # type: ignore[no-untyped-call]
+            descend(make_tokens(row, given(row), {"logprobs": row_logprobs(model, row, 1.0)}, "sampler"))
 
     return step
 
@@ -164,11 +181,20 @@ def padded(model: Any, samples: Sequence[Sample]) -> Callable[[], None]:
     def step() -> None:
         for ids, mask, rows, at in laid:
             hidden = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-            logits = model.get_output_embeddings()(hidden[rows, at - 1])
+            logits = head(model, hidden[rows, at - 1])
             logprobs = logits.gather(-1, ids[rows, at][:, None])[:, 0] - torch.logsumexp(logits, -1)
             sampled, ones = torch.full_like(logprobs, -7.0), torch.ones_like(logprobs)
-            loss, _ = ppo_clip(logprobs, sampled, ones, ones * 1e-3, clip_low=0.2, clip_high=0.2)
-            loss.backward()  # type: ignore[no-untyped-call]
+            descend(
+                Tokens(
+                    logprobs=logprobs,
+                    sampler_logprobs=sampled,
+                    proximal_logprobs=logprobs.detach(),
+                    old_logprobs=sampled,
+                    advantages=ones,
+                    weights=ones * 1e-3,
+                    sequences=rows,
+                )
+            )
 
     return step
 
@@ -185,21 +211,22 @@ def best(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
     return found
 
 
-def measure(rounds: int) -> dict[str, float]:
+def run(arguments: argparse.Namespace) -> dict[str, float]:
     """Print a line per workload; `packed_over_padded` and the rest are means over them."""
+    torch.set_num_threads(1)
     model = small_model()
     results: list[tuple[float, float, float]] = []
     print("traces            samples  tokens distinct | packed/padded  tree/packed  ideal  tree of ideal   tokens/s as tree")
     for name, make in WORKLOADS.items():
         samples = samples_of(make(np.random.default_rng(3)))
-        plan = plan_forests({sample.sample_id: sample.token_ids for sample in samples}, BUDGET)
+        plan = planned(samples, "tree")
         seconds = best(
             {
                 "padded": padded(model, samples),
                 "packed": by_rows(model, samples, "rows"),
                 "tree": by_rows(model, samples, "tree"),
             },
-            rounds,
+            arguments.rounds,
         )
         ideal = ideal_saving(model, samples)
         packed_over_padded = seconds["padded"] / seconds["packed"]

@@ -6,6 +6,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from learner_parts import ADVANTAGES, WEIGHTS, make_learner, same
@@ -84,6 +86,32 @@ def test_a_restored_learner_with_adapters_makes_the_same_next_update(small_model
     third = adapted(small_model)
     checkpoint.restore(third, path)
     assert plain.score(PROMPT).tolist() == pytest.approx(third.score(PROMPT).tolist(), abs=1e-4)
+
+
+@needs_peft
+@pytest.mark.parametrize("settings", [{}, {"precision": "bf16"}, {"activation_checkpointing": True}])
+def test_a_tree_and_single_rows_train_adapters_alike(small_model: Path, sample_batch: list[Sample], settings: dict[str, Any]):
+    """Samples behind one beginning, in one row of a tree and each in its own."""
+    head = sample_batch[3].token_ids[:9]
+    samples = [
+        msgspec.structs.replace(one, token_ids=np.concatenate([head, one.token_ids[9:]]))
+        for one in sample_batch
+        if one.trained.size > 9
+    ]
+    gradients: list[list[torch.Tensor]] = []
+    tree = [build_row(samples, ADVANTAGES, WEIGHTS)]
+    assert tree[0].branched
+    for given in (tree, [build_row([sample], ADVANTAGES, WEIGHTS) for sample in samples]):
+        found = make_learner(small_model, lora={**LORA, "seed": 1}, **settings)
+        with torch.no_grad():
+            for number, parameter in enumerate(found.parameters):
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+        found.optimizer.register_step_pre_hook(lambda *_, own=found: gradients.append([p.grad.clone() for p in own.parameters]))
+        found.update(given)
+    precise = 0.05 if settings.get("precision") == "bf16" else 1e-5
+    for a, b in zip(*gradients, strict=True):
+        assert a.abs().sum() > 0
+        assert float((a - b).norm()) <= precise * float(b.norm()) + 1e-7
 
 
 @needs_peft

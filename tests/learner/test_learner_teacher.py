@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from learner_parts import ADVANTAGES, WEIGHTS, make_learner, on_policy, parameters, same, write_model
 
 from whippletree.errors import ConfigurationError
@@ -114,6 +115,24 @@ def test_a_teacher_or_reference_with_other_tokens_is_refused(small_model: Path, 
     for settings in ({"teacher": other, "loss": {"name": "distill-reverse"}}, {"kl": {"coefficient": 0.1, "reference": other}}):
         with pytest.raises(ConfigurationError, match="has 50 tokens, the policy 97"):
             make_learner(small_model, **settings)
+
+
+@pytest.mark.parametrize("what", ["teacher", "reference", "critic"])
+def test_any_model_that_cannot_compute_rows_of_several_samples_is_refused_when_it_is_loaded(
+    small_model: Path, tmp_path: Path, what: str
+):
+    transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=1, n_head=2)).save_pretrained(
+        tmp_path
+    )
+    other = str(tmp_path)
+    settings: dict[str, dict[str, Any]] = {
+        "teacher": {"teacher": other, "loss": {"name": "distill-reverse"}},
+        "reference": {"kl": {"coefficient": 0.1, "reference": other}},
+        "critic": {"critic": {"kind": "model", "path": other}},
+    }
+    with pytest.raises(ConfigurationError, match="row of several samples.*learner.packing"):
+        make_learner(small_model, **settings[what])
+    make_learner(small_model, packing="single", **settings[what])
 
 
 def test_sft_makes_its_tokens_likelier(small_model: Path, sample_batch: list[Sample]):

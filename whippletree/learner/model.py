@@ -45,7 +45,7 @@ class ModelOptions(Struct):
         return msgspec.structs.replace(self, activation_checkpointing=False, train_top_layers=0, lora=LoRAConfig())
 
 
-def load_model(directory: Path, options: ModelOptions = ModelOptions()) -> Any:
+def load_model(directory: Path, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
     """A causal language model in float32 from a Hugging Face directory.
 
     Raises ConfigurationError when it cannot be read, and when it cannot compute rows of that packing.
@@ -63,12 +63,12 @@ def load_model(directory: Path, options: ModelOptions = ModelOptions()) -> Any:
     return prepare_model(model, options)
 
 
-def load_frozen(directory: Path, options: ModelOptions = ModelOptions()) -> Any:
+def load_frozen(directory: Path, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
     """A model that only scores: a reference or a teacher. Raises ConfigurationError."""
     return load_model(directory, options.as_scorer()).requires_grad_(False)
 
 
-def prepare_model(model: Any, options: ModelOptions = ModelOptions()) -> Any:
+def prepare_model(model: Any, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
     """Make a model ready, in place. Raises ConfigurationError when it cannot compute rows of that packing."""
     model.eval()  # no dropout: the trained distribution is the sampled one
     if options.train_top_layers:
