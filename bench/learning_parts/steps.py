@@ -22,9 +22,15 @@ import numpy as np
 import torch
 import transformers
 
-from whippletree.batching.trees import Packing
-from whippletree.learner.model import prepare_model, row_logprobs
+from whippletree.batching import Packing, SampleLength, UpdatePlan, plan_batch, prefix_order
+from whippletree.batching.config import PackingConfig
+from whippletree.learner.columns import given, make_tokens
+from whippletree.learner.config import LearnerConfig
+from whippletree.learner.losses.base import Tokens
+from whippletree.learner.model import prepare_model
+from whippletree.learner.objective import Objective
 from whippletree.learner.rows import build_row
+from whippletree.learner.scoring import head, row_logprobs
 from whippletree.types import Sample
 
 VOCABULARY = 2048

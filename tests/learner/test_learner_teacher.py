@@ -130,7 +130,7 @@ def test_any_model_that_cannot_compute_rows_of_several_samples_is_refused_when_i
         "reference": {"kl": {"coefficient": 0.1, "reference": other}},
         "critic": {"critic": {"kind": "model", "path": other}},
     }
-    with pytest.raises(ConfigurationError, match="row of several samples.*learner.packing"):
+    with pytest.raises(ConfigurationError, match=r"row of several samples.*learner\.packing"):
         make_learner(small_model, **settings[what])
     make_learner(small_model, packing="single", **settings[what])
 
