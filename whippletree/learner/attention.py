@@ -74,12 +74,12 @@ def sees(row: Row, kind: Kind, config: Any) -> Sees:
 
 
 def look(model: Any, row: Row) -> dict[str, Any]:
-    """What to tell the model of who sees whom in a row: arguments of its forward. A row of a single sample is plainly causal.
+    """What to tell the model of who sees whom in a row: arguments of its forward. One sample alone is plainly causal.
 
     Raises ConfigurationError for a model with a kind of layer that sees more than its mask.
     """
     by_runs = model.config._attn_implementation == runs.NAME
-    if len(row.sample_ids) == 1 and not by_runs:
+    if len(row.sample_ids) <= 1 and not by_runs:
         return {"attention_mask": None}
     kinds = layer_kinds(model)
     unknown = [kind for kind in kinds if kind not in KINDS]
