@@ -6,14 +6,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from learner_parts import ADVANTAGES, WEIGHTS, make_branched_samples, make_learner, on_policy
 
-from whippletree.batching import Packing, SampleLength, plan_batch, prefix_order
-from whippletree.batching.config import PackingConfig
+from whippletree.batching import Packing, SampleLength, path_advantages, plan_batch, prefix_order
+from whippletree.batching import Path as CriticPath
+from whippletree.batching.config import GaeConfig, PackingConfig
+from whippletree.learner.critic import with_returns
 from whippletree.learner.learner import UpdateStats
-from whippletree.learner.rows import Row, build_row
+from whippletree.learner.rows import Row, build_row, by_sample
 from whippletree.types import Sample
 
 LOSSES = ("ppo", "dual-clip", "gspo", "gspo-token", "cispo", "masked-importance", "reinforce", "sft")
@@ -79,6 +82,43 @@ def test_trees_and_single_rows_make_the_same_update(
     assert (found.tokens, found.compared_tokens) == (expected.tokens, expected.compared_tokens)
 
 
+def test_generalised_advantages_of_each_path_of_a_tree_come_from_its_own_values(small_model: Path):
+    """s2 and s3 share eleven tokens and both train two of them: each path estimates these from what follows on it."""
+    samples = make_branched_samples()
+    found = make_learner(small_model, critic={"kind": "head"})
+    assert found.critic is not None
+    torch.nn.init.normal_(found.critic.head.weight, generator=torch.Generator().manual_seed(2))
+    config = GaeConfig(gamma=0.9, lam=0.8, whiten=False)
+
+    def credited(rows: list[Row]) -> list[Row]:
+        values = found.values(rows)
+        paths = [
+            CriticPath(
+                sample_id=name,
+                rollout_id=name,
+                values=own,
+                trained=np.ones(len(own), np.bool_),
+                calls=np.zeros(len(own), np.int32),
+                reward=float(name == "s2"),
+            )
+            for row, column in zip(rows, values, strict=True)
+            for name, own in by_sample(row, column).items()
+        ]
+        estimated = path_advantages(paths, config)
+        return with_returns(rows, values, estimated.advantages, estimated.returns)
+
+    ((tree,), singles) = (credited(laid(samples, packing, budget=100)[0]) for packing in ("tree", "single"))
+    assert tree.branched and tree.returns is not None and tree.old_values is not None
+    for single in singles:
+        assert single.returns is not None and single.old_values is not None
+        own = tree.samples == tree.sample_ids.index(single.sample_ids[0])
+        torch.testing.assert_close(tree.advantages[own], single.advantages, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tree.returns[own], single.returns, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tree.old_values[own], single.old_values, rtol=1e-4, atol=1e-5)
+    first, second = (tree.advantages[tree.samples == tree.sample_ids.index(name)] for name in ("s2", "s3"))
+    assert not torch.allclose(first[:2], second[:2])
+
+
 @pytest.mark.parametrize("packing", ["tree", "rows"])
 @pytest.mark.parametrize("ranks", [2, 3, 7])
 def test_the_gradients_of_all_ranks_add_up_to_those_of_one(
@@ -96,8 +136,10 @@ def test_the_gradients_of_all_ranks_add_up_to_those_of_one(
         torch.testing.assert_close(torch.stack(column).sum(0), b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("settings", [*SETTINGS.values(), {"loss": {"name": "distill-forward"}}], ids=[*SETTINGS, "teacher"])
 def test_a_row_of_no_samples_is_computed_and_moves_nothing(small_model: Path, settings: dict[str, Any]):
+    if "loss" in settings and settings["loss"]["name"].startswith("distill"):
+        settings = {**settings, "teacher": str(small_model)}
     stats, gradients = updated(small_model, settings, [build_row([], {}, {})])
     assert all(not gradient.any() for gradient in gradients)
     assert len(gradients) > 0
