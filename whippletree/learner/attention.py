@@ -43,7 +43,7 @@ Way = Literal["auto", "runs", "flex", "dense"]
 PROBE = ((3, 5, 7, 9, 11, 4), (3, 5, 7, 9, 2, 6, 8), (3, 5, 1), (10, 12, 14, 3))
 """Token ids of the samples that a model is tried on: a tree of three, and one that shares nothing."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-"""Largest difference of logprobs (in half precision: mean difference) that counts as rounding: a wrong mask is off by far more."""
+"""Largest difference of logprobs (in half precision: mean) that counts as rounding: a wrong mask is off by far more."""
 
 
 def layer_kinds(model: Any) -> tuple[str, ...]:
