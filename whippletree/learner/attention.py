@@ -150,8 +150,8 @@ def check_rows(
     row = build_row(samples, names, names, shared=None if share else [0] * len(samples))
     by_id = {sample.sample_id: sample for sample in samples}
     with torch.no_grad():
-        alone = torch.cat([logprobs(model, build_row([by_id[name]], names, names)) for name in row.sample_ids])
         try:
+            alone = torch.cat([logprobs(model, build_row([by_id[name]], names, names)) for name in row.sample_ids])
             found = logprobs(model, row)
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise ConfigurationError(f"this model cannot compute a row of several samples: {error}", _INSTEAD) from error
