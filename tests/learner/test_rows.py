@@ -133,3 +133,5 @@ def test_what_cannot_be_laid_is_refused():
         laid([made(0, [1, 2], [True, False])])
     with pytest.raises(AlignmentError, match="s1 shares 3 tokens with one of 2"):
         laid([made(0, [1, 2], [False, True]), made(1, [1, 2, 3, 4], [False] * 3 + [True])], [0, 3])
+    with pytest.raises(AlignmentError, match="s1 does not begin with the 2 tokens that it is said to share"):
+        laid([made(0, [1, 2, 5], [False, True, True]), made(1, [1, 9, 3], [False] * 2 + [True])], [0, 2])

@@ -91,7 +91,7 @@ def build_row(
     `shared[k]`: how many tokens sample k has in common with sample k - 1, which lie there already; the samples must then be in
     prefix order (batching/trees.py), and 0s lay them end to end. Left out: they are put into that order, and all is shared.
     A row of no samples, which a rank runs so that others need not wait for ever, is one token without a target. Raises
-    AlignmentError for a trained first token, which no token predicts.
+    AlignmentError for a trained first token, which no token predicts, and for samples that do not share what they should.
     """
     if shared is None:
         by_id = {sample.sample_id: sample for sample in samples}
@@ -154,6 +154,7 @@ class _Forest:
         self.parents: list[npt.NDArray[np.int64]] = []
         self.paths: list[npt.NDArray[np.int64]] = []
         self._ends: list[int] = []
+        self._before = np.zeros(0, np.int32)
         self._length = 0
 
     def add(self, sample: Sample, common: int) -> None:
@@ -167,6 +168,11 @@ class _Forest:
             raise AlignmentError(
                 f"sample {sample.sample_id} shares {common} tokens with one of {len(begun)}", "sort the samples"
             )
+        if common and not np.array_equal(sample.token_ids[:common], self._before[:common]):
+            raise AlignmentError(
+                f"sample {sample.sample_id} does not begin with the {common} tokens that it is said to share", "plan it anew"
+            )
+        self._before = sample.token_ids
         self.token_ids.append(sample.token_ids[common:])
         self.positions.append(np.arange(common, len(sample.token_ids)))
         parents = new - 1
