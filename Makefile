@@ -19,7 +19,7 @@ env: $(VENV)/.ready  ## make .venv with everything that the demo and the tests n
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,sandbox,mini,renderers,postgres,kubernetes,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,lora,sandbox,mini,renderers,postgres,kubernetes,dev]'
 	touch $@
 
 env-smollm2: env  ## add the real 135M weights and their converter
@@ -81,6 +81,7 @@ bench: env  ## ratios against baselines taken in the same run; each ends with on
 	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/sandboxes.py
 	$(BIN)/python bench/control.py
+	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/demo.py
 
 docs: env  ## write the configuration page, run the documentation's commands and check its settings

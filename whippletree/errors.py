@@ -18,7 +18,8 @@ WhippletreeError
 ├── HarnessError            a harness cannot be launched or broke its contract
 ├── VerifierError           a verifier gave no usable reward
 ├── AlignmentError          ids, logprobs or masks of a call do not line up; names the call
-└── NonFiniteError          NaN or inf would reach the optimiser; names the rows
+├── NonFiniteError          NaN or inf would reach the optimiser; names rows and tokens
+└── DivergedError           the policy is further from its reference than the run allows
 """
 
 from __future__ import annotations
@@ -121,4 +122,8 @@ class AlignmentError(WhippletreeError):
 
 
 class NonFiniteError(WhippletreeError):
-    """NaN or inf would reach the optimiser; the message names the rows."""
+    """NaN or inf would reach the optimiser; the message names rows and tokens. Nothing was updated."""
+
+
+class DivergedError(WhippletreeError):
+    """The policy is further from its reference than the run allows; nothing was updated."""

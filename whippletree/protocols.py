@@ -9,6 +9,7 @@
 | Sandbox | another machine for an attempt | [sandbox] |
 | Harness | another agent | [[sources]] |
 | Verifier | another way to judge | task.toml |
+| (a function) | another advantage, shaping hook, group filter or loss weight (docs/batching.md) | [batching] |
 
 Invariants (tests/test_protocols.py): every shipped implementation satisfies its protocol at run time.
 """

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from whippletree.errors import ConfigurationError
-from whippletree.learner.model import SHARED, load_model, row_logprobs, score
-from whippletree.learner.rows import build_row, shared_beginning
+from whippletree.learner.model import ModelOptions, load_model, prepare_model
+from whippletree.learner.rows import build_row
+from whippletree.learner.scoring import row_logprobs, score
 from whippletree.types import Sample
 
 ONES = {f"r{n}": 1.0 for n in range(9)}
@@ -31,76 +33,11 @@ def reference(model: torch.nn.Module, sample: Sample, temperature: float) -> lis
 def test_a_packed_row_gives_each_samples_own_logprobs(small_model: Path, sample_batch: list[Sample], temperature: float):
     model = load_model(small_model)
     row = build_row(sample_batch, ONES, WEIGHTS)
+    by_id = {sample.sample_id: sample for sample in sample_batch}
     with torch.no_grad():
         found = row_logprobs(model, row, temperature).tolist()
-    expected = [value for sample in sample_batch for value in reference(model, sample, temperature)]
+    expected = [value for name in row.sample_ids for value in reference(model, by_id[name], temperature)]
     assert found == pytest.approx(expected, abs=1e-5)
-
-
-def with_beginning(samples: list[Sample], length: int) -> list[Sample]:
-    """The samples behind `length` tokens of context that are the same in all."""
-    rng = np.random.default_rng(5)
-    head = rng.integers(0, 97, length).astype(np.int32)
-    return [
-        msgspec.structs.replace(
-            sample,
-            token_ids=np.concatenate([head, sample.token_ids]),
-            trained=np.concatenate([np.zeros(length, np.bool_), sample.trained]),
-            logprobs=np.concatenate([np.zeros(length, np.float32), sample.logprobs]),
-            versions=np.concatenate([np.full(length, -1, np.int32), sample.versions]),
-        )
-        for sample in samples
-    ]
-
-
-def test_a_shared_beginning_is_laid_once_and_changes_no_logprob(small_model: Path, sample_batch: list[Sample]):
-    model = load_model(small_model)
-    samples = with_beginning(sample_batch, 40)
-    row = build_row(samples, ONES, WEIGHTS)
-    shared = int((row.segments == SHARED).sum())
-    assert shared == shared_beginning(samples) >= 39
-    assert len(row.token_ids) == shared + sum(len(sample.token_ids) - shared for sample in samples)
-    assert int(row.targets.sum()) == sum(int(sample.trained.sum()) for sample in samples)
-    before = torch.nonzero(row.targets)[:, 0] - 1
-    assert torch.equal(row.segments[before], row.segments[before + 1])
-    with torch.no_grad():
-        found = row_logprobs(model, row, 0.7).tolist()
-    expected = [value for sample in samples for value in reference(model, sample, 0.7)]
-    assert found == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_shared_beginning_changes_no_gradient(small_model: Path, sample_batch: list[Sample]):
-    samples = with_beginning(sample_batch, 40)
-    together, apart = load_model(small_model), load_model(small_model)
-    row_logprobs(together, build_row(samples, ONES, WEIGHTS), 1.0).sum().backward()
-    for sample in samples:
-        row_logprobs(apart, build_row([sample], ONES, WEIGHTS), 1.0).sum().backward()
-    for a, b in zip(together.parameters(), apart.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("trained", "shared"),
-    [((2, 5), 1), ((5, 5), 4), ((0, 5), 0), ((7, 7), 6), ((9, 9), 6)],
-)
-def test_what_is_shared_ends_before_the_first_trained_token_and_where_samples_differ(trained: tuple[int, int], shared: int):
-    samples = []
-    for number, start in enumerate(trained):
-        ids = np.array([1, 2, 3, 4, 5, 6, 50 + number, 8, 9, 10], np.int32)
-        samples.append(
-            Sample(
-                sample_id=f"s{number}",
-                rollout_id=f"r{number}",
-                group_id="g",
-                call_ids=("c",),
-                token_ids=ids,
-                trained=np.arange(10) >= start,
-                logprobs=np.zeros(10, np.float32),
-                versions=np.zeros(10, np.int32),
-            )
-        )
-    assert shared_beginning(samples) == shared
-    assert shared_beginning(samples[:1]) == 0
 
 
 def test_score_is_the_logprob_of_each_next_token(small_model: Path):
@@ -112,21 +49,41 @@ def test_score_is_the_logprob_of_each_next_token(small_model: Path):
     assert score(model, ids).tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_every_trained_token_is_a_target_once(sample_batch: list[Sample]):
-    row = build_row(sample_batch, ONES, WEIGHTS)
-    assert int(row.targets.sum()) == sum(int(sample.trained.sum()) for sample in sample_batch)
-    assert row.positions.tolist() == [i for sample in sample_batch for i in range(len(sample.token_ids))]
-    assert row.advantages[~row.targets].abs().sum() == 0
-    assert row.weights[~row.targets].abs().sum() == 0
-
-
 def test_only_the_top_layers_train_when_asked(small_model: Path):
-    model = load_model(small_model, train_top_layers=1)
+    model = load_model(small_model, ModelOptions(train_top_layers=1))
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert any(name.startswith("model.layers.1.") for name in trained)
     assert not any(name.startswith(("model.layers.0.", "model.embed")) for name in trained)
     with pytest.raises(ConfigurationError, match="the model has 2 layers"):
-        load_model(small_model, train_top_layers=3)
+        load_model(small_model, ModelOptions(train_top_layers=3))
+
+
+@pytest.mark.parametrize(
+    ("model", "norm"),
+    [
+        (transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4)), ".ln_f."),
+        (
+            transformers.OPTForCausalLM(
+                transformers.OPTConfig(
+                    vocab_size=61,
+                    hidden_size=32,
+                    ffn_dim=48,
+                    num_hidden_layers=2,
+                    num_attention_heads=4,
+                    word_embed_proj_dim=32,
+                )
+            ),
+            "",
+        ),
+    ],
+    ids=["gpt2", "opt"],
+)
+def test_layers_are_found_whatever_they_are_called(model: Any, norm: str):
+    prepare_model(model, ModelOptions(train_top_layers=1, activation_checkpointing=True, packing="single"))
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert any(".1." in name for name in trained)
+    assert not any(".0." in name or "embed" in name or "wte" in name for name in trained)
+    assert any(norm in name for name in trained)
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path):

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whippletree.learner.model import load_model, score
+from whippletree.learner.model import load_model
+from whippletree.learner.scoring import score
 from whippletree.learner.smollm2 import CONFIG, HEADS, KEY_VALUE_HEADS, convert, undo_rotary_order
 from whippletree.protocols import Recorded
 from whippletree.rendering import load_renderer

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from loop_parts import Ending, Turn, play, write_attempt
 
+from whippletree.batching import BatchingConfig, group_advantages
+from whippletree.batching.config import AdvantageConfig, EfficiencyHook, PassRateFilter, ZeroAdvantageFilter
 from whippletree.errors import AlignmentError
 from whippletree.learner.config import LearnerConfig
-from whippletree.loop.batch import Batch, advantages_of, build_batch
+from whippletree.learner.losses.config import KLConfig, SFTLoss
+from whippletree.loop.batch import Batch, build_batch, members_of
 from whippletree.store import SqliteStore, open_store
 from whippletree.traces import TracesConfig
 from whippletree.types import CauseClass, Rollout, RolloutSpec
@@ -43,14 +46,14 @@ def weight_of(batch: Batch, rollout_id: str) -> float:
     total = 0.0
     for row in batch.rows:
         owner = {number: name.rsplit(".", 1)[0] for number, name in enumerate(row.sample_ids)}
-        for segment, weight in zip(row.segments.tolist(), row.weights.tolist(), strict=True):
-            total += weight if owner.get(segment) == rollout_id else 0.0
+        for number_of_sample, weight in zip(row.samples.tolist(), row.weights.tolist(), strict=True):
+            total += weight if owner[number_of_sample] == rollout_id else 0.0
     return round(total, 6)
 
 
 def weights_in(batch: Batch) -> set[float]:
     """Of single trained tokens."""
-    return {round(weight, 6) for row in batch.rows for weight in row.weights[row.targets].tolist()}
+    return {round(weight, 6) for row in batch.rows for weight in row.weights.tolist()}
 
 
 def trained_rollouts(batch: Batch) -> list[str]:
@@ -65,18 +68,28 @@ def test_rollouts_without_an_advantage_are_in_no_row_but_count_in_the_weights(st
     batch = build_batch(store, rollouts, CONFIG, policy_version=0)
     assert trained_rollouts(batch) == ["g0-a", "g0-b"]
     assert weight_of(batch, "g0-a") == weight_of(batch, "g0-b") == 1 / 4
-    assert (batch.samples, batch.groups_without_signal) == (4, 1)
+    assert (batch.samples, batch.metrics()["groups_without_signal"]) == (4, 1)
     assert weights_in(batch) == {1 / 4 / 5, 1 / 4 / 2}
+
+
+def test_a_loss_with_a_gradient_everywhere_keeps_rollouts_without_an_advantage(store: SqliteStore):
+    rollouts = finished(store, {"g0-a": (TWO_CALLS, 1.0), "g0-b": (ONE_CALL, 1.0)})
+    for loss in ({"entropy_bonus": 0.01}, {"kl": KLConfig(coefficient=0.1)}, {"loss": SFTLoss()}):
+        batch = build_batch(store, rollouts, LearnerConfig(token_budget=40, **loss), policy_version=0)  # type: ignore[arg-type]
+        assert trained_rollouts(batch) == ["g0-a", "g0-b"]
+        assert all(float(row.advantages.abs().sum()) == 0.0 for row in batch.rows)
+    assert build_batch(store, rollouts, CONFIG, policy_version=0).rows == []
 
 
 def test_dropping_a_group_changes_no_advantage_of_another(store: SqliteStore):
     rollouts = finished(store, {"g0-a": (ONE_CALL, 1.0), "g0-b": (ONE_CALL, 0.0), "g1-a": (ONE_CALL, 0.5)})
     batch = build_batch(store, rollouts, CONFIG, policy_version=0)
-    found = {round(value, 6) for row in batch.rows for value in row.advantages[row.targets].tolist()}
-    expected = advantages_of(rollouts[:2], normalise_std=True).values
+    found = {round(value, 6) for row in batch.rows for value in row.advantages.tolist()}
+    expected = group_advantages(members_of(rollouts[:2], {})).values
     assert found == {round(value, 6) for value in expected.values()}
-    centred = build_batch(store, rollouts, LearnerConfig(normalise_std=False), policy_version=0)
-    assert {value for row in centred.rows for value in row.advantages[row.targets].tolist()} == {0.5, -0.5}
+    plain = BatchingConfig(advantages=AdvantageConfig(estimator="dr-grpo"))
+    centred = build_batch(store, rollouts, CONFIG, policy_version=0, batching=plain)
+    assert {value for row in centred.rows for value in row.advantages.tolist()} == {0.5, -0.5}
 
 
 def test_a_failed_rollout_has_no_row_no_vote_and_no_weight(store: SqliteStore):
@@ -92,7 +105,7 @@ def test_a_failed_rollout_has_no_row_no_vote_and_no_weight(store: SqliteStore):
     batch = build_batch(store, rollouts, CONFIG, policy_version=0)
     assert trained_rollouts(batch) == ["g0-a", "g0-b"]
     assert weight_of(batch, "g0-a") == weight_of(batch, "g0-b") == 1 / 2
-    assert advantages_of(rollouts, normalise_std=True).values == advantages_of(rollouts[:2], normalise_std=True).values
+    assert batch.judged.advantages.values == group_advantages(members_of(rollouts[:2], {})).values
     metrics = batch.metrics()
     assert (metrics["rollouts"], metrics["failed"], metrics["reward_mean"]) == (4, 2, 0.5)
     assert batch.causes == {"sandbox": 1, "engine": 1}
@@ -137,6 +150,38 @@ def test_a_rollout_without_a_trained_token_and_a_low_share_are_alarms(store: Sql
     assert "role main is not trained (2)" in whole
 
 
+def test_shaping_and_filters_of_the_configuration_are_applied_and_recorded(store: SqliteStore):
+    rollouts = finished(
+        store,
+        {
+            "g0-a": (TWO_CALLS, 1.0),
+            "g0-b": (ONE_CALL, 1.0),
+            "g1-a": (TWO_CALLS, 0.0),
+            "g1-b": (ONE_CALL, 0.0),
+            "g2-a": (ONE_CALL, CauseClass.SANDBOX),
+        },
+    )
+    config = BatchingConfig(
+        advantages=AdvantageConfig(estimator="dr-grpo"),
+        shaping=(EfficiencyHook(most=0.5, allowance=10), EfficiencyHook(most=0.25, allowance=5, of="sampled_tokens")),
+        filters=(PassRateFilter(low=0.1, high=1.0), ZeroAdvantageFilter()),
+    )
+    batch = build_batch(store, rollouts, CONFIG, policy_version=0, batching=config)
+    assert trained_rollouts(batch) == ["g0-a", "g0-b"]  # both solved it; the bonus tells them apart
+    terms = {"g0-a": 0.5 * 0.8 + 0.25 * 0.0, "g0-b": 0.5 * 0.9 + 0.25 * 0.6}
+    assert batch.judged.advantages.values["g0-b"] == pytest.approx((terms["g0-b"] - terms["g0-a"]) / 2)
+    metrics = batch.metrics()
+    assert metrics["reward_mean"] == 0.5
+    assert metrics["shaping"] == {"efficiency": pytest.approx(sum(terms.values()) / 4)}
+    assert metrics["groups_dropped"] == {"pass-rate: none_passed": 1, "pass-rate: no_reward": 1}
+    for _ in range(2):  # a step that is made again records nothing twice
+        store.append_events(batch.shaping_events(3, 1.0)).result()
+    for name, added in terms.items():
+        (event,) = [event for event in store.events(name) if event.kind == "shaping"]
+        assert event.data == {"step": 3, "terms": {"efficiency": pytest.approx(added)}}
+    assert not any(event.kind == "shaping" for event in store.events("g1-a"))
+
+
 def test_only_the_last_attempts_calls_are_trained(store: SqliteStore):
     store.create_rollouts([spec("g0-a"), spec("g0-b")]).result()
     first, other = store.claim("w", 2).result()
@@ -145,23 +190,40 @@ def test_only_the_last_attempts_calls_are_trained(store: SqliteStore):
     play(store, lambda _: (ONE_CALL, 1.0))
     batch = build_batch(store, [store.rollout("g0-a"), store.rollout("g0-b")], CONFIG, policy_version=0)
     assert [call.call_id for call in batch.calls] == ["g0-a/2/0", "g0-b/1/0"]
-    assert sum(int(row.targets.sum()) for row in batch.rows) == 4
+    assert sum(len(row.targets) for row in batch.rows) == 4
 
 
 def test_a_batch_without_signal_has_no_rows_and_no_made_up_numbers(store: SqliteStore):
     rollouts = finished(store, {"g0-a": (ONE_CALL, 0.0), "g0-b": (ONE_CALL, 0.0), "g1-a": (ONE_CALL, CauseClass.TASK)})
     batch = build_batch(store, rollouts, CONFIG, policy_version=0)
     assert batch.rows == []
-    assert (batch.groups_without_signal, batch.metrics()["row_fill"]) == (2, None)
+    metrics = batch.metrics()
+    assert (metrics["groups_without_signal"], metrics["row_fill"]) == (2, None)
+    assert metrics["groups_dropped"] == {"zero-advantage: equal_rewards": 1, "zero-advantage: no_reward": 1}
+    assert metrics["samples_left_out"] == {"group_dropped": 2}
+    assert metrics["alarms"] == ("no rollout has a reward in 1 of 2 groups, e.g. g1",)
     empty = build_batch(store, rollouts[2:], CONFIG, policy_version=0).metrics()
     assert (empty["reward_mean"], empty["turns_mean"], empty["staleness_mean"]) == (None, None, 0.0)
 
 
 def test_rows_keep_to_the_token_budget(store: SqliteStore):
     rollouts = finished(store, {f"g0-{n}": (TWO_CALLS, float(n % 2)) for n in range(10)})
-    batch = build_batch(store, rollouts, CONFIG, policy_version=0)
-    assert [len(row.sample_ids) for row in batch.rows] == [4, 4, 2]  # nine tokens each, 40 to a row
-    assert batch.fill == pytest.approx(90 / 120)
+    end_to_end = LearnerConfig(token_budget=40, packing="rows")
+    batch = build_batch(store, rollouts, end_to_end, policy_version=0)
+    assert [len(row.sample_ids) for row in batch.rows] == [4, 3, 3]  # nine tokens each, 40 to a row
+    assert batch.plan.fill == pytest.approx(90 / 120)
+
+
+def test_what_samples_share_is_laid_once_unless_told_otherwise(store: SqliteStore):
+    rollouts = finished(store, {"g0-a": (TWO_CALLS, 1.0), "g0-b": (ONE_CALL, 0.0)})
+    found = {}
+    for packing in ("tree", "rows", "single"):
+        batch = build_batch(store, rollouts, LearnerConfig(token_budget=40, packing=packing), policy_version=0)
+        assert [weight_of(batch, name) for name in ("g0-a", "g0-b")] == [1 / 2, 1 / 2]
+        metrics = batch.metrics()
+        found[packing] = (len(batch.rows), metrics["row_tokens"])
+        assert (metrics["sample_tokens"], metrics["distinct_tokens"]) == (14, 9)
+    assert found == {"tree": (1, 9), "rows": (1, 14), "single": (2, 14)}
 
 
 def test_a_rollout_listed_twice_is_refused(store: SqliteStore):

@@ -20,7 +20,8 @@ from whippletree.errors import EngineError, EngineUnavailable, RequestError, Wei
 from whippletree.gateway.client import GatewayControl
 from whippletree.gateway.keys import control_key
 from whippletree.gateway.wire import HoldReport
-from whippletree.learner.model import load_model, score
+from whippletree.learner.model import load_model
+from whippletree.learner.scoring import score
 from whippletree.loop.fleet import Fleet
 from whippletree.types import WeightUpdate
 

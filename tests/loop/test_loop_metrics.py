@@ -19,6 +19,7 @@ def step(number: int, reward: float | None = 0.5) -> StepMetrics:
         tokens_trained=40, samples=4, groups_without_signal=0, staleness_mean=0.0, staleness_max=0, loss=0.1, grad_norm=1.0,
         clip_fraction=0.0, ratio_max=1.0, logprob_max_abs_diff=1e-6, logprob_correlation=1.0, weight_check_diff=None,
         row_fill=0.9, seconds_collect=1.0, seconds_update=1.0, seconds_publish=0.1, prefix_breaks={"template": 2},
+        learner={"ratio": 1.01},
     )  # fmt: skip
 
 
@@ -47,6 +48,7 @@ def test_metrics_are_readable_as_parquet(tmp_path: Path):
     table = pyarrow.parquet.read_table(log.to_parquet())
     assert table.column("step").to_pylist() == [0, 1]
     assert table.column("reward_mean").to_pylist() == [0.5, None]
+    assert table.column("learner").to_pylist() == ['{"ratio":1.01}'] * 2
 
 
 def test_a_rate_over_nothing_is_null_not_zero():

@@ -13,10 +13,11 @@ import torch
 from loop_parts import HELDOUT, World, by_name, opened_run, play, playing
 
 from whippletree.engines.embedded.client import EmbeddedEngine
-from whippletree.errors import StoreError, WeightMismatch, WhippletreeError
+from whippletree.errors import DivergedError, StoreError, WeightMismatch, WhippletreeError
 from whippletree.learner import checkpoint
 from whippletree.learner.config import LearnerConfig
 from whippletree.learner.learner import Learner
+from whippletree.learner.losses.config import KLConfig
 from whippletree.loop import collocated, synchronous
 from whippletree.loop.config import LoopSection, RunConfig, SourceSection
 from whippletree.loop.fleet import Fleet
@@ -182,6 +183,8 @@ def test_an_undisturbed_run_learns_and_says_what_it_did(world: World, undisturbe
     assert [(line.step, line.policy_version, line.replayed) for line in found] == [(n, n + 1, False) for n in range(STEPS)]
     assert all(line.rollouts == 4 and line.calls == 8 and line.tokens_trained == 28 for line in found)
     assert all(line.grad_norm > 0 and line.staleness_max == 0 for line in found)
+    assert all(set(line.learner) == {"clipped", "ratio"} for line in found)
+    assert all(line.learner["clipped"] == pytest.approx(line.clip_fraction) for line in found)
     assert all(line.weight_check_diff is not None and line.weight_check_diff < 1e-4 for line in found)
     weights = [path.read_bytes() for path in sorted((directory / "checkpoints").glob("step-*/model.safetensors"))]
     assert len(set(weights)) == STEPS
@@ -287,6 +290,21 @@ def test_a_failing_update_lets_calls_through_again(world: World, tmp_path: Path)
             assert world.control().status().held
             run.update(0, run.ready_groups())
         assert not world.control().status().held
+
+
+def test_a_policy_too_far_from_its_reference_is_neither_saved_nor_published(world: World, tmp_path: Path):
+    learner = msgspec.structs.replace(configuration().learner, kl=KLConfig(stop_above=1e-7))
+    with opened_run(world, tmp_path, msgspec.structs.replace(configuration(), learner=learner)) as run:
+        ready(run)
+        run.update(0, run.ready_groups())  # still the reference itself
+        run.create_groups(until=4, step=1)
+        play(run.store, by_name)
+        run.wait_for_groups(2)
+        with pytest.raises(DivergedError, match=r"learner\.kl\.stop_above"):
+            run.update(1, run.ready_groups())
+        assert [path.name for path in checkpoint.in_order(tmp_path / "checkpoints")] == ["step-0001"]
+        assert [status.policy_version for status in run.fleet.statuses()] == [run.learner.policy_version] == [1]
+        assert Log(tmp_path).steps()[0].learner["reference_kl"] < 1e-7
 
 
 def test_a_restarted_run_makes_no_group_twice(world: World, tmp_path: Path):

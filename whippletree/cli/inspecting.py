@@ -93,10 +93,11 @@ def _config_check(arguments: argparse.Namespace) -> int:
 
 
 def load_run_file(path: Path, overrides: Sequence[str]) -> RunConfig:
-    """A run file, with the settings of its harnesses checked too. Raises ConfigurationError."""
+    """A run file, with the settings of its harnesses and of its loss checked too. Raises ConfigurationError."""
     from whippletree.harnesses.config import SETTINGS
 
     config = load(RunConfig, path, overrides)
+    config.learner.check(config.loop.steps)
     for number, source in enumerate(config.sources):
         if source.harness.name in SETTINGS:
             convert(SETTINGS[source.harness.name], source.harness.settings, f"{path}: sources.{number}.harness.settings")

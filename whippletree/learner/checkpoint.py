@@ -1,6 +1,7 @@
 """Checkpoints in Hugging Face layout, and the weights directory that engines load from.
 
-A checkpoint directory holds config.json, model.safetensors, the tokenizer's files, optimizer.pt and state.json.
+A checkpoint directory holds config.json, model.safetensors, the tokenizer's files, optimizer.pt and state.json, and
+critic.pt where there is a critic, adapters.pt where there are adapters. Weights are the merged ones.
 Invariants (tests/learner/test_learner_update.py):
 - a checkpoint appears whole or not at all (written beside, synced, renamed);
 - a learner restored from it makes the same next update, bit for bit.
@@ -11,12 +12,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 
 from whippletree.errors import StoreError
 from whippletree.learner.learner import Learner
+from whippletree.learner.lora import adapter_state, load_adapters, merged_state
 from whippletree.types import Struct, WeightUpdate
 
 TOKENIZER_FILES = (
@@ -45,15 +48,25 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
+def export(learner: Learner, directory: Path, *, tokenizer_from: Path) -> None:
+    """Write the current weights, merged with any adapters, and the tokenizer in Hugging Face layout."""
+    merged = merged_state(learner.model) if learner.config.lora.rank else None
+    learner.model.save_pretrained(str(directory), state_dict=merged)
+    copy_tokenizer(tokenizer_from, directory)
+
+
 def save(learner: Learner, directory: Path, *, step: int, tokenizer_from: Path) -> Path:
     """Write `directory/step-NNNN` atomically and return it. An existing one of the same step is replaced."""
     target = directory / f"step-{step:04d}"
     partial = directory / f".partial-step-{step:04d}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    learner.model.save_pretrained(str(partial))
-    copy_tokenizer(tokenizer_from, partial)
+    export(learner, partial, tokenizer_from=tokenizer_from)
+    if learner.config.lora.rank:
+        torch.save(adapter_state(learner.model), partial / "adapters.pt")
     torch.save(learner.optimizer.state_dict(), partial / "optimizer.pt")
+    if learner.critic is not None:
+        torch.save(learner.critic.state_dict(), partial / "critic.pt")
     state = CheckpointState(step=step, policy_version=learner.policy_version)
     (partial / "state.json").write_bytes(msgspec.json.encode(state))
     for file in partial.iterdir():
@@ -85,18 +98,33 @@ def in_order(directory: Path) -> list[Path]:
 
 def restore(learner: Learner, checkpoint: Path) -> CheckpointState:
     """Load weights and optimiser into a learner that was built from any directory of the same architecture."""
+    state = read_state(checkpoint)
+    if learner.config.lora.rank:  # the model's own weights never changed
+        load_adapters(learner.model, _load(checkpoint / "adapters.pt", "adapters", "learner.lora.rank = 0"))
+    else:
+        _load_weights(learner, checkpoint)
+    learner.optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True))
+    if learner.critic is not None:
+        learner.critic.load_state_dict(_load(checkpoint / "critic.pt", "a critic", 'learner.critic.kind = "none"'))
+    learner.policy_version = state.policy_version
+    return state
+
+
+def _load_weights(learner: Learner, checkpoint: Path) -> None:
     from safetensors.torch import load_file
 
-    state = read_state(checkpoint)
     tensors = {name: tensor for file in sorted(checkpoint.glob("*.safetensors")) for name, tensor in load_file(file).items()}
     missing, unexpected = learner.model.load_state_dict(tensors, strict=False)
     tied = set(getattr(learner.model, "_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
         raise StoreError(f"{checkpoint} does not fit the model: missing {missing}, unexpected {unexpected}", "check [model]")
     learner.model.tie_weights()
-    learner.optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True))
-    learner.policy_version = state.policy_version
-    return state
+
+
+def _load(file: Path, what: str, setting: str) -> Any:
+    if not file.is_file():
+        raise StoreError(f"{file} is missing: the checkpoint was written without {what}", f"set {setting}")
+    return torch.load(file, weights_only=True)
 
 
 def prune(directory: Path, *, keep: int) -> None:
@@ -112,8 +140,7 @@ def write_weights(learner: Learner, directory: Path, *, tokenizer_from: Path) ->
     partial = directory / ".partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    learner.model.save_pretrained(str(partial))
-    copy_tokenizer(tokenizer_from, partial)
+    export(learner, partial, tokenizer_from=tokenizer_from)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     for old in directory.glob("version-*"):

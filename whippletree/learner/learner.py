@@ -1,60 +1,62 @@
 """One optimiser update from rows, with the numbers that say whether it can be trusted.
 
+    rows ─► columns of targets ─► scores ─► objective ─► gradient, row by row ─► checks ─► one AdamW step a pass
 Invariants (tests/learner/test_learner_update.py):
 - an update from packed rows equals the update from one row per sample, to float32 tolerance;
-- a row with a non-finite loss or gradient stops the step, names its samples, and leaves the parameters untouched;
+- a non-finite input, loss or gradient stops the update, names rows and tokens, and leaves parameters and optimisers as they
+  were;
+- a policy too far from its reference stops the update in the same way;
 - sampler and learner logprobs are compared on tokens that the current policy version sampled, before the update.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from whippletree.errors import NonFiniteError
-from whippletree.learner.config import LearnerConfig
-from whippletree.learner.loss import ppo_clip
-from whippletree.learner.model import Row, load_model, row_logprobs, score
+from whippletree.errors import ConfigurationError, DivergedError, NonFiniteError
+from whippletree.learner.columns import given, make_tokens, refuse_non_finite, weighted
+from whippletree.learner.config import LearnerConfig, NoCritic
+from whippletree.learner.critic import Critic
+from whippletree.learner.losses.base import Tokens
+from whippletree.learner.losses.config import DistillForwardLoss, DistillReverseLoss
+from whippletree.learner.model import ModelOptions, load_frozen, load_model
+from whippletree.learner.objective import Objective
+from whippletree.learner.rows import Row
+from whippletree.learner.schedule import rate_share
+from whippletree.learner.scoring import ScoreOptions, best_tokens, score, score_row
+from whippletree.learner.stats import Sums, UpdateStats
 
-
-@dataclass(frozen=True)
-class UpdateStats:
-    """Numbers of one update. `logprob_*` compare sampler and learner on tokens of the current version (NaN where none)."""
-
-    tokens: int
-    rows: int
-    loss: float
-    grad_norm: float
-    clip_fraction: float
-    ratio_max: float
-    logprob_max_abs_diff: float
-    logprob_correlation: float
-    compared_tokens: int
-
-
-@dataclass
-class _Sums:
-    tokens: int = 0
-    clipped: int = 0
-    loss: float = 0.0
-    ratio_max: float = 1.0
-    sampler: list[torch.Tensor] = field(default_factory=list)
-    learner: list[torch.Tensor] = field(default_factory=list)
+__all__ = ["Learner", "UpdateStats"]
 
 
 class Learner:
-    """The policy with its optimiser. `policy_version` counts updates from 0, the weights that the run began with."""
+    """The policy with its optimiser, and the reference, teacher and critic that the settings ask for. `policy_version` counts
+    updates from 0, the weights that the run began with. `run_steps`: updates of the whole run, for schedules that end with
+    it."""
 
-    def __init__(self, directory: Path, config: LearnerConfig, *, temperature: float) -> None:
+    def __init__(self, directory: Path, config: LearnerConfig, *, temperature: float, run_steps: int = 0) -> None:
         torch.set_num_threads(config.threads)
         self.config = config
         self.temperature = temperature
-        self.model = load_model(directory, train_top_layers=config.train_top_layers)
+        self.run_steps = run_steps
+        config.check(run_steps)
+        self.objective = Objective(config)
+        self.running = ModelOptions(
+            packing=config.packing,
+            attention=config.attention,
+            bf16=config.precision == "bf16",
+            activation_checkpointing=config.activation_checkpointing,
+            train_top_layers=config.train_top_layers,
+            lora=config.lora,
+        )
+        self.model = load_model(directory, self.running)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
@@ -62,85 +64,181 @@ class Learner:
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
         )
+        self.options = ScoreOptions(temperature, config.needs_entropy, logit_tokens=config.logit_tokens, bf16=self.running.bf16)
+        referred = config.kl.coefficient or config.kl.stop_above
+        self.reference = self._other(config.kl.reference or str(directory)) if referred else None
+        self.teacher = self._other(config.teacher) if config.teacher else None
+        critic = config.critic
+        self.critic = None if isinstance(critic, NoCritic) else Critic(critic, self.model, directory, self.running)
         self.policy_version = 0
+
+    def _other(self, directory: str) -> Any:
+        """A reference or teacher. Raises ConfigurationError where its tokens are not the policy's."""
+        model = load_frozen(Path(directory), self.running)
+        sizes = [int(found.config.get_text_config().vocab_size) for found in (model, self.model)]
+        if sizes[0] != sizes[1]:
+            raise ConfigurationError(
+                f"the model in {directory} has {sizes[0]} tokens, the policy {sizes[1]}", "give one with the policy's tokenizer"
+            )
+        return model
 
     def score(self, token_ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Logprobs at temperature 1 of token_ids[1:] under the current weights."""
         return score(self.model, token_ids)
 
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """Logprobs of the rows' targets under the current weights, [N] each."""
+        return [self._scored_by(self.model, row) for row in rows]
+
+    @torch.no_grad()
+    def values(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """The critic's values of the rows' targets, [N] each. Zeros without a critic."""
+        if self.critic is None:
+            return [torch.zeros(len(row.targets)) for row in rows]
+        return [self.critic.values(row, self.model) for row in rows]
+
     def update(self, rows: Sequence[Row]) -> UpdateStats:
-        """One AdamW step over all rows. Raises NonFiniteError, with parameters and optimiser as they were before.
+        """One AdamW step over all rows, `learner.passes` times. Raises NonFiniteError or DivergedError, with parameters and
+        optimisers as they were before.
 
         An update of no rows (no group had any signal) changes no parameter but still counts as a policy version.
         """
-        self.optimizer.zero_grad(set_to_none=True)
-        sums = _Sums()
-        for row in rows:
-            self._accumulate(row, sums)
-        norm = self._clip(rows) if rows else 0.0
-        if rows:
-            self._set_learning_rate()
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        rows = [self._prepare(weighted(row)) for row in rows]
+        sums, norm = Sums(), 0.0
+        before = self._state() if self.config.passes > 1 else None
+        try:
+            for number in range(self.config.passes if rows else 1):
+                norm = self._pass(rows, sums, first=number == 0)
+        except (NonFiniteError, DivergedError):
+            self._zero_grad()
+            if before is not None:
+                self._restore(before)
+            raise
         self.policy_version += 1
-        return _stats(sums, len(rows), norm)
+        return sums.stats(self.config, rows=len(rows), passes=self.config.passes, norm=norm)
 
-    def _accumulate(self, row: Row, sums: _Sums) -> None:
-        logprobs = row_logprobs(self.model, row, self.temperature)
-        chosen = row.targets
-        sampler = row.sampler_logprobs[chosen]
-        loss, clipped = ppo_clip(
-            logprobs,
-            sampler,
-            row.advantages[chosen],
-            row.weights[chosen],
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-        )
-        if not torch.isfinite(loss):
-            raise NonFiniteError(
-                f"loss {loss.item()} in the row of samples {', '.join(row.sample_ids)}",
-                "read them with `whippletree rollouts show`",
-            )
+    @torch.no_grad()
+    def _prepare(self, row: Row) -> Row:
+        """The row with what other models say about it, and with the learner's own logprobs where several passes need them."""
+        config = self.config
+        found: dict[str, Any] = {}
+        if self.reference is not None and row.reference_logprobs is None:
+            found["reference_logprobs"] = self._scored_by(self.reference, row)
+        if self.teacher is not None and isinstance(config.loss, DistillReverseLoss) and row.teacher_logprobs is None:
+            found["teacher_logprobs"] = self._scored_by(self.teacher, row)
+        if self.teacher is not None and isinstance(config.loss, DistillForwardLoss) and row.teacher_top_ids is None:
+            ids, logprobs = best_tokens(self.teacher, row, self.options, config.teacher_top)
+            found |= {"teacher_top_ids": ids, "teacher_top_logprobs": logprobs}
+        if config.passes > 1 and config.needs_proximal and row.proximal_logprobs is None:
+            found["proximal_logprobs"] = self._scored_by(self.model, row)
+        return replace(row, **found) if found else row
+
+    def _scored_by(self, model: Any, row: Row) -> torch.Tensor:
+        return score_row(model, row, replace(self.options, entropy=False)).logprobs
+
+    def _pass(self, rows: Sequence[Row], sums: Sums, *, first: bool) -> float:
+        """Gradients of all rows, the checks, one step. Returns the gradient norm."""
+        self._zero_grad()
+        mark = sums.mark("reference_kl")
+        for row in rows:
+            self._accumulate(row, sums, first=first)
+        if not rows:
+            return 0.0
+        self._refuse_diverged(sums.mean("reference_kl", since=mark))
+        norm = self._clip(rows)
+        self._set_learning_rate()
+        self.optimizer.step()
+        if self.critic is not None:
+            self.critic.optimizer.step()
+        self._zero_grad()
+        return norm
+
+    def _accumulate(self, row: Row, sums: Sums, *, first: bool) -> None:
+        tokens = self._tokens(row)
+        output = self.objective(tokens)
+        refuse_non_finite(row, {"loss": output.per_token})
+        loss = (output.per_token * tokens.weights).sum()
+        tokens.logprobs.retain_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            current = row.versions[chosen] == self.policy_version
-            sums.sampler.append(sampler[current])
-            sums.learner.append(logprobs.detach()[current])
-            sums.tokens += int(chosen.sum())
-            sums.clipped += int(clipped.sum())
-            sums.loss += float(loss)
-            sums.ratio_max = max(sums.ratio_max, float(torch.exp(logprobs - sampler).max()))
+        if tokens.logprobs.grad is not None:
+            refuse_non_finite(row, {"gradient of the loss": tokens.logprobs.grad})
+        current = row.versions == self.policy_version
+        sums.add(tokens, output, float(loss.detach()), current=current, first=first)
+
+    def _tokens(self, row: Row) -> Tokens:
+        """Scores of a row's targets, with gradient. Raises NonFiniteError."""
+        columns = given(row)
+        scores = score_row(self.model, row, self.options, alternatives=row.teacher_top_ids)
+        computed = {
+            "logprobs": scores.logprobs,
+            "entropy": scores.entropy,
+            "student_top_logprobs": scores.top_logprobs,
+            "values": None if self.critic is None else self.critic.values(row, self.model, scores.hidden),
+        }
+        refuse_non_finite(row, {name: values for name, values in computed.items() if values is not None})
+        return make_tokens(row, columns, computed, self.config.old_logprobs)
+
+    def _refuse_diverged(self, found: float) -> None:
+        limit = self.config.kl.stop_above
+        if limit and found > limit:
+            raise DivergedError(
+                f"the policy is {found:.4g} nats per token (mean k3) from its reference; learner.kl.stop_above is {limit:g}",
+                "resume from an older checkpoint with a lower learning rate or a larger learner.kl.coefficient",
+            )
 
     def _clip(self, rows: Sequence[Row]) -> float:
         limit = self.config.max_grad_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
-        if not np.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
-            names = ", ".join(name for row in rows for name in row.sample_ids)
+        found = norm
+        if self.critic is not None:
+            found += float(torch.nn.utils.clip_grad_norm_(self.critic.parameters, limit))
+        if not np.isfinite(found):
             raise NonFiniteError(
-                f"gradient norm {norm} from samples {names}", "lower learner.learning_rate or look at the rows"
+                f"gradient norm {found} from {self._culprits(rows)}", "lower learner.learning_rate or look at the rows"
             )
         return norm
 
+    def _culprits(self, rows: Sequence[Row]) -> str:
+        """The samples of the rows whose own gradient is not finite; of all rows where only their sum is not."""
+        bad = [row for row in rows if not self._has_finite_gradient(row)]
+        return "samples " + ", ".join(name for row in bad or rows for name in row.sample_ids)
+
+    def _has_finite_gradient(self, row: Row) -> bool:
+        self._zero_grad()
+        tokens = self._tokens(row)
+        (self.objective(tokens).per_token * tokens.weights).sum().backward()  # type: ignore[no-untyped-call]
+        held = [*self.parameters, *([] if self.critic is None else self.critic.parameters)]
+        return all(bool(torch.isfinite(found.grad).all()) for found in held if found.grad is not None)
+
     def _set_learning_rate(self) -> None:
-        share = min(1.0, (self.policy_version + 1) / max(1, self.config.warmup_steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * share
+        share = rate_share(self.config, self.policy_version, self.run_steps)
+        rates = [(self.optimizer, self.config.learning_rate)]
+        if self.critic is not None:
+            rates.append((self.critic.optimizer, self.critic.config.learning_rate))
+        for optimizer, rate in rates:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * share
 
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.critic is not None:
+            self.critic.optimizer.zero_grad(set_to_none=True)
 
-def _stats(sums: _Sums, rows: int, norm: float) -> UpdateStats:
-    sampler = torch.cat(sums.sampler).double().numpy() if sums.sampler else np.zeros(0)
-    learner = torch.cat(sums.learner).double().numpy() if sums.learner else np.zeros(0)
-    enough = len(sampler) > 1 and sampler.std() > 0 and learner.std() > 0
-    return UpdateStats(
-        tokens=sums.tokens,
-        rows=rows,
-        loss=sums.loss,
-        grad_norm=norm,
-        clip_fraction=sums.clipped / max(1, sums.tokens),
-        ratio_max=sums.ratio_max,
-        logprob_max_abs_diff=float(np.abs(sampler - learner).max()) if len(sampler) else float("nan"),
-        logprob_correlation=float(np.corrcoef(sampler, learner)[0, 1]) if enough else float("nan"),
-        compared_tokens=len(sampler),
-    )
+    def _state(self) -> dict[str, Any]:
+        """A copy of all that an update changes."""
+        return copy.deepcopy(
+            {
+                "parameters": [parameter.detach() for parameter in self.parameters],
+                "optimizer": self.optimizer.state_dict(),
+                "critic": None if self.critic is None else self.critic.state_dict(),
+            }
+        )
+
+    @torch.no_grad()
+    def _restore(self, state: dict[str, Any]) -> None:
+        for parameter, before in zip(self.parameters, state["parameters"], strict=True):
+            parameter.copy_(before)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.critic is not None:
+            self.critic.load_state_dict(state["critic"])

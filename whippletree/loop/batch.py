@@ -1,10 +1,12 @@
-"""From finished rollouts to rows: samples, advantages, loss weights, packing.
+"""From finished rollouts to rows: samples, shaping, advantages, filters, loss weights, packing.
 
-    rollouts ─► calls + payloads ─► trace ─► samples ─┐
-        └────► groups ─► advantages (one vote each) ──┼─► weights (Eq. 16) ─► plan ─► rows
+    rollouts ─► calls + payloads ─► trace ─► samples ─┬─► prefix order ─┐
+        └────► groups ─► advantages (one vote each) ──┴─► weights ──────┴─► plan ─► rows
 Invariants (tests/loop/test_batch.py):
 - advantages and loss weights are fixed before any row is dropped;
-- a rollout without a reward is in no row; a rollout whose advantage is exactly 0 is in no row but counts in the weights;
+- a rollout without a reward is in no row; a rollout whose advantage is exactly 0 is in no row but counts in the weights, unless
+  the loss has a gradient there too (`LearnerConfig.trains_all_rows`);
+- what shaping added to a rollout's reward is on its record, once;
 - a rollout with calls and no trained token, and a batch that trains too little of what was sampled, is in `alarms`.
 """
 
@@ -15,19 +17,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whippletree.batching.advantages import Advantages, GroupMember, group_advantages
-from whippletree.batching.filters import keep_groups
-from whippletree.batching.packing import SampleLength, plan_rows
-from whippletree.batching.weights import SampleTokens, loss_weights
+from whippletree.batching import BatchingConfig, GroupMember, Judged, SampleFacts, UpdatePlan, prefix_order, prepare
+from whippletree.batching.advantages import exclusion
+from whippletree.batching.config import PackingConfig
 from whippletree.learner.config import LearnerConfig
-from whippletree.learner.model import Row
-from whippletree.learner.rows import build_row
+from whippletree.learner.rows import Row, build_row
 from whippletree.loop.metrics import mean
 from whippletree.protocols import Store
 from whippletree.traces import Funnel, Trace, TracesConfig, add_funnels, alarm, build_samples, funnel, load_trace
-from whippletree.types import Call, Rollout, Sample
+from whippletree.types import Call, Event, Rollout, Sample
 
 ALARMS_NAMED = 3
+NEWEST = 2**31 - 1  # a version that no sample is older than
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,13 @@ class Batch:
     causes: Mapping[str, int]
     rewards: list[float]
     calls: list[Call]
-    groups_without_signal: int
-    fill: float
+    judged: Judged
+    plan: UpdatePlan
     staleness: list[int]
     with_reward: int
     funnel: Funnel
     alarms: tuple[str, ...]
+    attempts: Mapping[str, int]
 
     def metrics(self) -> dict[str, Any]:
         """The part of StepMetrics that the batch knows."""
@@ -58,14 +60,47 @@ class Batch:
             "calls": len(self.calls),
             "turns_mean": len(self.calls) / self.with_reward if self.with_reward else None,
             "samples": self.samples,
-            "groups_without_signal": self.groups_without_signal,
+            "groups_without_signal": len(self.judged.kept.dropped),
+            "groups_dropped": self.judged.kept.counts,
+            "samples_left_out": dict(self.judged.left_out),
+            "shaping": self.shaping,
             "staleness_mean": mean(self.staleness) or 0.0,
             "staleness_max": max(self.staleness, default=0),
-            "row_fill": self.fill if self.rows else None,
+            "row_fill": self.plan.fill if self.rows else None,
+            "sample_tokens": self.plan.sample_tokens,
+            "row_tokens": self.plan.tokens,
+            "distinct_tokens": self.plan.distinct_tokens,
             "prefix_breaks": dict(breaks),
             "trained_share": self.funnel.trained_share,
             "alarms": self.alarms,
         }
+
+    @property
+    def shaping(self) -> dict[str, float]:
+        """By how much each hook moved the mean reward."""
+        moved: dict[str, float] = {}
+        for record in self.judged.shaping:
+            moved[record.hook] = moved.get(record.hook, 0.0) + record.mean_after - record.mean_before
+        return moved
+
+    def shaping_events(self, step: int, now: float) -> list[Event]:
+        """What shaping added to each rollout's reward, hook by hook, for its record. Repeats are no-ops."""
+        terms: dict[str, dict[str, float]] = {}
+        for record in self.judged.shaping:
+            for rollout_id, term in record.terms.items():
+                of_rollout = terms.setdefault(rollout_id, {})
+                of_rollout[record.hook] = of_rollout.get(record.hook, 0.0) + term
+        return [
+            Event(
+                event_id=f"{rollout_id}-shaping-{step}",
+                rollout_id=rollout_id,
+                attempt=self.attempts[rollout_id],
+                time=now,
+                kind="shaping",
+                data={"step": step, "terms": added},
+            )
+            for rollout_id, added in terms.items()
+        ]
 
 
 def collect(store: Store, rollout: Rollout, config: TracesConfig) -> tuple[Trace, list[Sample]]:
@@ -83,13 +118,33 @@ def alarms_of(funnels: Mapping[str, Funnel], config: TracesConfig) -> tuple[str,
     return (*((f"batch: {whole}",) if whole else ()), *named[:ALARMS_NAMED], *more)
 
 
-def advantages_of(rollouts: Sequence[Rollout], *, normalise_std: bool) -> Advantages:
-    """Group-relative advantages of a batch's rollouts."""
-    members = [
-        GroupMember(rollout_id=rollout.spec.rollout_id, group_id=rollout.spec.group_id, reward=rollout.reward)
-        for rollout in rollouts
-    ]
-    return group_advantages(members, std="sample" if normalise_std else "none")
+def members_of(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]]) -> list[GroupMember]:
+    """What advantages and shaping ask for. `calls` by rollout_id, of the rollouts with a reward."""
+    members = []
+    for rollout in rollouts:
+        sampled = [call.sampled_tokens for call in calls.get(rollout.spec.rollout_id, ())]
+        members.append(
+            GroupMember(
+                rollout_id=rollout.spec.rollout_id,
+                group_id=rollout.spec.group_id,
+                reward=rollout.reward,
+                sampled_tokens=sum(sampled),
+                longest_call=max(sampled, default=0),
+                calls=len(sampled),
+            )
+        )
+    return members
+
+
+def facts_of(sample: Sample) -> SampleFacts:
+    """What planning asks for."""
+    return SampleFacts(
+        sample_id=sample.sample_id,
+        rollout_id=sample.rollout_id,
+        tokens=len(sample.token_ids),
+        trained_tokens=int(sample.trained.sum()),
+        oldest_version=int(sample.versions[sample.trained].min(initial=NEWEST)),
+    )
 
 
 def build_batch(
@@ -98,46 +153,47 @@ def build_batch(
     config: LearnerConfig,
     *,
     policy_version: int,
+    batching: BatchingConfig = BatchingConfig(),  # noqa: B008 - immutable
     traces: TracesConfig = TracesConfig(),  # noqa: B008 - immutable
 ) -> Batch:
     """Rows of one update. `policy_version` is the learner's, for staleness. Raises StoreError, AlignmentError."""
-    advantages = advantages_of(rollouts, normalise_std=config.normalise_std)
-    calls: list[Call] = []
+    calls: dict[str, list[Call]] = {}
     samples: list[Sample] = []
     funnels: dict[str, Funnel] = {}
     for rollout in rollouts:
-        if rollout.spec.rollout_id in advantages.values:
+        if exclusion(rollout.reward) is None:
             trace, found_samples = collect(store, rollout, traces)
             funnels[rollout.spec.rollout_id] = funnel(trace)
-            calls += [node.call for node in trace.nodes]
+            calls[rollout.spec.rollout_id] = [node.call for node in trace.nodes]
             samples += found_samples
-    counts = [
-        SampleTokens(sample_id=sample.sample_id, rollout_id=sample.rollout_id, trained_tokens=int(sample.trained.sum()))
-        for sample in samples
-    ]
-    weights = loss_weights(counts, config.loss_weights)
     by_id = {sample.sample_id: sample for sample in samples}
-    plan = plan_rows(
-        [
-            SampleLength(sample_id=sample.sample_id, rollout_id=sample.rollout_id, tokens=len(sample.token_ids))
-            for sample in samples
-            if advantages.values[sample.rollout_id] != 0.0 and sample.trained.any()
-        ],
-        config.token_budget,
+    prepared = prepare(
+        members_of(rollouts, calls),
+        [facts_of(sample) for sample in samples],
+        batching,
+        PackingConfig(packing=config.packing, token_budget=config.token_budget),
+        order=prefix_order({name: sample.token_ids for name, sample in by_id.items() if sample.trained.any()}),
+        every_row=config.trains_all_rows,
     )
+    judged, (plan,) = prepared.judged, prepared.plan.updates
+    advantages, weights = judged.advantages.values, judged.weights.per_token
     failed = [rollout for rollout in rollouts if rollout.reward is None]
+    every_call = [call for of_rollout in calls.values() for call in of_rollout]
     return Batch(
-        rows=[build_row([by_id[name] for name in row.sample_ids], advantages.values, weights.per_token) for row in plan.rows],
+        rows=[
+            build_row([by_id[name] for name in row.sample_ids], advantages, weights, shared=row.shared) for row in plan.ranks[0]
+        ],
         samples=len(samples),
         rollouts=len(rollouts),
         failed=len(failed),
         causes=Counter(str(rollout.cause.cause) if rollout.cause else "unknown" for rollout in failed),
         rewards=[rollout.reward for rollout in rollouts if rollout.reward is not None],
-        calls=calls,
-        groups_without_signal=sum(keep_groups(advantages).dropped.values()),
-        fill=plan.fill,
-        staleness=[policy_version - call.version_start for call in calls if call.version_start >= 0],
-        with_reward=len(advantages.values),
+        calls=every_call,
+        judged=judged,
+        plan=plan,
+        staleness=[policy_version - call.version_start for call in every_call if call.version_start >= 0],
+        with_reward=len(advantages),
         funnel=add_funnels(funnels.values()),
-        alarms=alarms_of(funnels, traces),
+        alarms=(*alarms_of(funnels, traces), *judged.advantages.alarms),
+        attempts={rollout.spec.rollout_id: rollout.attempt for rollout in rollouts},
     )

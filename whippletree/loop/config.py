@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from whippletree.batching.config import BatchingConfig
 from whippletree.configuration import Config
 from whippletree.control.config import ControlConfig, check_reward
 from whippletree.engines.config import EmbeddedConfig, EngineConfig
@@ -112,6 +113,8 @@ class RunConfig(Config):
     """How the run samples."""
     loop: LoopSection = LoopSection()
     """The training loop."""
+    batching: BatchingConfig = BatchingConfig()
+    """From rewards to what a token counts for: shaping, advantages, filters, loss weights."""
     learner: LearnerConfig = LearnerConfig()
     """The optimiser side."""
     engine: EngineConfig = EmbeddedConfig()

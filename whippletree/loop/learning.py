@@ -16,6 +16,7 @@ from types import FrameType
 
 import msgspec
 
+from whippletree.batching import check_names
 from whippletree.control.controller import absent
 from whippletree.control.imaging import backing_of
 from whippletree.errors import ConfigurationError
@@ -78,10 +79,16 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
 
 def learn(config: RunConfig, layout: Layout) -> None:
     """Run the training loop of a run directory to its end. Raises WhippletreeError where the run must stop."""
+    check_names(config.batching)
     signal.signal(signal.SIGTERM, _stop)
     services = layout.read_services()
     sources, heldout = resolve_sources(config, layout)
-    learner = Learner(Path(services.model_directory), config.learner, temperature=config.sampling.temperature)
+    learner = Learner(
+        Path(services.model_directory),
+        config.learner,
+        temperature=config.sampling.temperature,
+        run_steps=config.loop.steps,
+    )
     store = open_store(layout.store, config=msgspec.structs.replace(config.store, durability="power"), instance="learner")
     fleet = Fleet(
         GatewayControl(services.gateway_url, control_key(load_secret(layout.secret))),

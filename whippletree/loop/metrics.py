@@ -22,7 +22,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 class StepMetrics(Struct):
     """One update. Seconds are wall time of this process; rates are over rollouts with a reward. `trained_share`: trained tokens
-    of those sampled; `alarms`: what is wrong with the batch, in sentences.
+    of those sampled; `alarms`: what is wrong with the batch or the update, in sentences. `groups_without_signal`: groups that
+    the filters dropped, `groups_dropped` by filter and reason; `samples_left_out`: samples in no row, by cause; `shaping`: by
+    how much each hook moved the mean reward (`reward_mean` is the verified one). `row_tokens` were computed for samples of
+    `sample_tokens`; no layout needs fewer than `distinct_tokens`. `learner`: the loss's own diagnostics (docs/learner.md).
 
     Example: StepMetrics(step=0, policy_version=1, reward_mean=0.25, rollouts=64, failed=0, ...)
     """
@@ -55,6 +58,13 @@ class StepMetrics(Struct):
     replayed: bool = False
     trained_share: float | None = None
     alarms: tuple[str, ...] = ()
+    sample_tokens: int = 0
+    row_tokens: int = 0
+    distinct_tokens: int = 0
+    learner: dict[str, float] = {}
+    groups_dropped: dict[str, int] = {}
+    samples_left_out: dict[str, int] = {}
+    shaping: dict[str, float] = {}
 
 
 class EvalMetrics(Struct):
@@ -145,9 +155,11 @@ class Log:
         import pyarrow
         import pyarrow.parquet
 
+        tables = ("prefix_breaks", "groups_dropped", "samples_left_out", "shaping", "learner")
         rows = [
             msgspec.to_builtins(line)
-            | {"prefix_breaks": msgspec.json.encode(line.prefix_breaks).decode(), "alarms": "\n".join(line.alarms)}
+            | {name: msgspec.json.encode(getattr(line, name)).decode() for name in tables}
+            | {"alarms": "\n".join(line.alarms)}
             for line in self.steps()
         ]
         path = self.directory / "metrics.parquet"

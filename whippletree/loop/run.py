@@ -179,10 +179,13 @@ class Run:
             [self.watch.rollouts[rollout_id] for rollout_id in record.rollout_ids],
             self.config.learner,
             policy_version=self.learner.policy_version,
+            batching=self.config.batching,
             traces=self.config.traces,
         )
         if not replayed:  # a resumed run goes on without them
             self._refuse_broken(record.step, batch)
+        if events := batch.shaping_events(record.step, time.time()):
+            self.store.append_events(events).result()
         stats = self.learner.update(batch.rows)
         self.step = record.step + 1
         metrics = StepMetrics(
@@ -201,7 +204,8 @@ class Run:
             seconds_update=time.time() - started,
             seconds_publish=0.0,
             replayed=replayed,
-            **batch.metrics(),
+            learner={name: value for name, value in stats.metrics.items() if finite(value) is not None},
+            **{**batch.metrics(), "alarms": (*batch.alarms, *stats.alarms)},
         )
         self.log.append("metrics", metrics)
         last = self.step == self.config.loop.steps

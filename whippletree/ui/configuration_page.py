@@ -23,7 +23,7 @@ INTRODUCTION = """# Configuration
 <!-- Written by `python -m whippletree.ui.configuration_page > docs/configuration.md`; change the structs, not this page. -->
 
 A run file is TOML. Only `[[sources]]` is required; every other table and key has a default. Where a table comes in several
-kinds, its `kind` says which. An unknown key is an error that names the nearest known one.
+kinds, its `kind` (or `name`) says which. An unknown key is an error that names the nearest known one.
 
 ```sh
 whippletree config check run.toml              # is it right?
@@ -66,9 +66,10 @@ def _section(path: str, kind: Any, default: Any, text: str, *, level: int, many:
         return
     kinds = ", ".join(f"`{item.__struct_config__.tag}`" for item in structs)
     chosen = f" Default: `{default.__struct_config__.tag}`." if default is not None else ""
-    yield f"{head}\n\n{text} `kind` is one of {kinds}.{chosen}"
+    tag = structs[0].__struct_config__.tag_field
+    yield f"{head}\n\n{text} `{tag}` is one of {kinds}.{chosen}"
     for item in structs:
-        yield f'#{head} kind = "{item.__struct_config__.tag}"\n\n{_docstring(item)}\n\n{_rows(item)}'
+        yield f'#{head} {tag} = "{item.__struct_config__.tag}"\n\n{_docstring(item)}\n\n{_rows(item)}'
         yield from _below(path, item, level + 2)
 
 
