@@ -71,6 +71,11 @@ class Row:
         columns = {column.name: getattr(self, column.name) for column in fields(self) if column.name not in OF_TOKENS}
         return replace(self, **{name: found[chosen] for name, found in columns.items() if found is not None})
 
+    def to(self, device: torch.device) -> Row:
+        """The same row on a device."""
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        return replace(self, **{name: found.to(device) for name, found in columns.items() if isinstance(found, torch.Tensor)})
+
     @property
     def branched(self) -> bool:
         """True where more than one token of the row follows some token."""
@@ -118,6 +123,24 @@ def build_row(
         advantages=repeated([advantages[sample.rollout_id] for sample in samples], torch.float32),
         weights=repeated([weights[sample.sample_id] for sample in samples], torch.float32),
         sample_ids=tuple(sample.sample_id for sample in samples),
+    )
+
+
+def empty_row() -> Row:
+    """A row without samples, which a rank runs where others have rows left: one token, no target, so every gradient is 0."""
+    none = torch.zeros(0)
+    return Row(
+        token_ids=torch.zeros(1, dtype=torch.long),
+        positions=torch.zeros(1, dtype=torch.long),
+        exits=torch.ones(1, dtype=torch.long),
+        parents=torch.full((1,), -1),
+        targets=none.long(),
+        samples=none.long(),
+        sampler_logprobs=none,
+        versions=none.long(),
+        advantages=none,
+        weights=none,
+        sample_ids=(),
     )
 
 
