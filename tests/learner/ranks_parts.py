@@ -134,7 +134,7 @@ def many(rank: int, directory: Path, batches: Sequence[Sequence[Row]], settings:
     made = watched(learner)
     if rank == 0:
         made.stats = [learner.update(rows) for rows in batches]
-        learner.stop()
+        learner.close()
     else:
         learner.follow()
     return finish(made, learner)

@@ -170,7 +170,7 @@ def saving(rank: int, directory: Path, place: Path, settings: dict[str, Any], re
         checkpoint.write_weights(learner, place / "weights", tokenizer_from=directory)
         made.scores = learner.score([5, 6, 7, 8, 9])
         made.logprobs = learner.logprobs(single_rows())
-    learner.stop()
+    learner.close()
     return finish(made, learner)
 
 

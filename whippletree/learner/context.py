@@ -123,15 +123,20 @@ def attention(
 def _to_heads(states: torch.Tensor, context: Context) -> torch.Tensor:
     """[1, heads, T/P, d] → [1, heads/P, T, d]."""
     _, heads, length, width = states.shape
-    pieces = _Exchange.apply(states[0].reshape(context.size, heads // context.size, length, width), context.group)
-    return pieces.transpose(0, 1).reshape(1, heads // context.size, context.size * length, width)  # type: ignore[no-any-return]
+    pieces = _exchange(states[0].reshape(context.size, heads // context.size, length, width), context)
+    return pieces.transpose(0, 1).reshape(1, heads // context.size, context.size * length, width)
 
 
 def _to_tokens(states: torch.Tensor, context: Context) -> torch.Tensor:
     """[1, T, heads/P, d] → [1, T/P, heads, d]."""
     _, length, heads, width = states.shape
-    pieces = _Exchange.apply(states[0].reshape(context.size, length // context.size, heads, width), context.group)
-    return pieces.transpose(0, 1).reshape(1, length // context.size, context.size * heads, width)  # type: ignore[no-any-return]
+    pieces = _exchange(states[0].reshape(context.size, length // context.size, heads, width), context)
+    return pieces.transpose(0, 1).reshape(1, length // context.size, context.size * heads, width)
+
+
+def _exchange(pieces: torch.Tensor, context: Context) -> torch.Tensor:
+    found: torch.Tensor = _Exchange.apply(pieces, context.group)  # type: ignore[no-untyped-call]
+    return found
 
 
 def pad(row: Row, multiple: int) -> Row:
@@ -146,9 +151,9 @@ def pad(row: Row, multiple: int) -> Row:
         "exits": torch.full_like(added, length + len(added)),
         "parents": torch.where(added == 0, -1, length + added - 1),
     }
-    return replace(
-        row, **{name: torch.cat([getattr(row, name), values.to(row.token_ids.device)]) for name, values in more.items()}
-    )
+    device = row.token_ids.device
+    longer: dict[str, Any] = {name: torch.cat([getattr(row, name), found.to(device)]) for name, found in more.items()}
+    return replace(row, **longer)
 
 
 def score_shared(
@@ -178,7 +183,7 @@ def score_shared(
         if values is None:
             return None
         laid = values.new_zeros(len(row.targets), *values.shape[1:]).index_copy(0, own, values)
-        total: torch.Tensor = _Total.apply(laid, context.group)
+        total: torch.Tensor = _Total.apply(laid, context.group)  # type: ignore[no-untyped-call]
         return total
 
     logprobs = everywhere(found.logprobs)

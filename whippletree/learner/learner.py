@@ -122,6 +122,9 @@ class Learner:
         self.policy_version += 1
         return self._everyones(sums).stats(self.config, passes=self.config.passes, norm=norm)
 
+    def close(self) -> None:
+        """The loop is at its end. One process has nobody to tell."""
+
     # --- what several ranks do otherwise (learner/ranked.py) ---------------------------------------------------------
 
     def _spread(self) -> None:

@@ -87,19 +87,22 @@ class RankedLearner(Learner):
     def weights(self) -> dict[str, torch.Tensor] | None:
         """`Learner.weights`, whole."""
         with self.ranks.guarded():
-            return self._gather(self._tell_all(Gather("weights")))
+            found: dict[str, torch.Tensor] = self._gather(self._tell_all(Gather("weights")))
+        return found
 
     def adapters(self) -> dict[str, torch.Tensor]:
         """`Learner.adapters`, whole."""
         with self.ranks.guarded():
-            return self._gather(self._tell_all(Gather("adapters")))
+            found: dict[str, torch.Tensor] = self._gather(self._tell_all(Gather("adapters")))
+        return found
 
     def optimizer_state(self) -> dict[str, Any]:
         """`Learner.optimizer_state`, whole."""
         with self.ranks.guarded():
-            return self._gather(self._tell_all(Gather("optimizer")))
+            found: dict[str, Any] = self._gather(self._tell_all(Gather("optimizer")))
+        return found
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Let the others go."""
         self._tell_all(Stop())
 

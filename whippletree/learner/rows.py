@@ -74,7 +74,8 @@ class Row:
     def to(self, device: torch.device) -> Row:
         """The same row on a device."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}
-        return replace(self, **{name: found.to(device) for name, found in columns.items() if isinstance(found, torch.Tensor)})
+        moved: dict[str, Any] = {name: at.to(device) for name, at in columns.items() if isinstance(at, torch.Tensor)}
+        return replace(self, **moved)
 
     @property
     def branched(self) -> bool:

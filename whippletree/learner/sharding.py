@@ -69,7 +69,7 @@ def pieces(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def full_state(state: Mapping[str, torch.Tensor], names: Mapping[str, int]) -> dict[str, torch.Tensor]:
     """Whole tensors of a state dict. `names`: name → identity of what it names; what has two names is gathered once."""
     gathered: dict[int, torch.Tensor] = {}
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
         key = names.get(name, -len(found) - 1)
         if key not in gathered:
