@@ -37,7 +37,7 @@ def started(world: World, directory: Path, ranks: RanksConfig) -> tuple[RunConfi
             SourceSection(name="trail", tasks=TrailTasks(family=TrailFamily(train=4, heldout=2, depths=(1,), decoys=(1,))))
         ],
         model=DirectoryModel(path=str(world.model)),
-        loop=LoopSection(steps=STEPS, groups_per_step=2, group_size=2, stall_limit=60.0),
+        loop=LoopSection(kind="synchronous", steps=STEPS, groups_per_step=2, group_size=2, stall_limit=60.0),
         learner=LearnerConfig(ranks=ranks, packing="rows", token_budget=32),
     )
     layout = Layout(directory)

@@ -60,6 +60,20 @@ class LoRAConfig(Config):
     """Seed of the adapters' first values."""
 
 
+class MoEConfig(Config):
+    """Mixtures of experts."""
+
+    aux_loss: Width = 0.0
+    """Weight of the term that keeps the experts evenly used, a mean over the update's tokens."""
+    replay: bool = False
+    """Tokens go to the experts that rows have on record (`Row.routing`) instead of the router's own choice."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the model must be one with experts."""
+        return self.replay or self.aux_loss > 0
+
+
 class RanksConfig(Config):
     """Processes that train one model together. Their number is data · context; torchrun starts them."""
 
@@ -140,6 +154,8 @@ class LearnerConfig(Config):
     the whole row ("dense"); "auto": block masks on a GPU, runs elsewhere, and dense where those cannot."""
     threads: int = 1
     """Torch threads of the learner process."""
+    moe: MoEConfig = MoEConfig()
+    """What a model with experts does besides."""
     ranks: RanksConfig = RanksConfig()
     """Several processes instead of one."""
     keep_checkpoints: int = 3
@@ -186,6 +202,8 @@ class LearnerConfig(Config):
     def _check_ranks(self) -> None:
         if self.ranks.world > 1 and not isinstance(self.critic, NoCritic):
             raise ConfigurationError("a critic trains in one process", "set learner.ranks to 1, or train without a critic")
+        if self.ranks.context > 1 and self.moe.wanted:
+            raise ConfigurationError("[learner.moe] needs whole rows on each rank", "set learner.ranks.context = 1")
         if self.ranks.context > 1 and (self.packing == "single" or self.attention in ("flex", "dense")):
             raise ConfigurationError(
                 "learner.ranks.context shares a row among ranks by runs",

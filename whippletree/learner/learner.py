@@ -12,7 +12,8 @@ Invariants (tests/learner/test_learner_update.py):
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from whippletree.learner.lora import adapter_state, load_adapters, merged_state
 from whippletree.learner.losses.base import LossOutput, Tokens
 from whippletree.learner.losses.config import DistillForwardLoss, DistillReverseLoss
 from whippletree.learner.model import ModelOptions, load_frozen, load_model
+from whippletree.learner.moe import Routers, Routing, balance
 from whippletree.learner.objective import Objective
 from whippletree.learner.rows import Row
 from whippletree.learner.schedule import rate_share
@@ -60,6 +62,7 @@ class Learner:
             lora=config.lora,
         )
         self.model = load_model(directory, self.running)
+        self.routers = Routers(self.model) if config.moe.wanted else None
         self._spread()
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -134,6 +137,10 @@ class Learner:
         """The function's value, unless it raises on any rank."""
         return function()
 
+    def _total(self, count: int) -> int:
+        """The sum of all ranks' counts, those that share rows counted once."""
+        return count
+
     def _everyones(self, sums: Sums) -> Sums:
         """The sums of all ranks."""
         return sums
@@ -179,6 +186,8 @@ class Learner:
         """The row with what other models say about it, and with the learner's own logprobs where several passes need them."""
         config = self.config
         found: dict[str, Any] = {}
+        if self.routers is not None and config.moe.replay:
+            self.routers.check(row)
         if self.reference is not None and row.reference_logprobs is None:
             found["reference_logprobs"] = self._scored_by(self.reference, row)
         if self.teacher is not None and isinstance(config.loss, DistillReverseLoss) and row.teacher_logprobs is None:
@@ -191,7 +200,16 @@ class Learner:
         return replace(row, **found) if found else row
 
     def _own_logprobs(self, row: Row) -> torch.Tensor:
-        return self._policy_scores(row, replace(self.options, entropy=False)).logprobs
+        with self._routed(row):
+            return self._policy_scores(row, replace(self.options, entropy=False)).logprobs
+
+    @contextmanager
+    def _routed(self, row: Row) -> Iterator[Routing]:
+        """The row's tokens go to the experts on record, where that is wanted."""
+        moe = self.config.moe
+        routing = Routing(replay=row.routing if moe.replay else None, keep=moe.aux_loss > 0)
+        with nullcontext() if self.routers is None else self.routers.run(routing):
+            yield routing
 
     def _scored_by(self, model: Any, row: Row) -> torch.Tensor:
         return score_row(model, row, replace(self.options, entropy=False)).logprobs
@@ -200,8 +218,10 @@ class Learner:
         """Gradients of all rows, the checks, one step. Returns the gradient norm."""
         self._zero_grad()
         mark = sums.mark("reference_kl")
+        total = self._total(sum(len(row.token_ids) for row in rows if row.sample_ids))
         for row in rows:
-            self._accumulate(row, sums, first=first)
+            with self._routed(row) as routing:
+                self._accumulate(row, routing, sums, first=first, total=total)
         if not rows:
             return 0.0
         self._refuse_diverged(self._mean_since(sums, "reference_kl", mark))
@@ -213,9 +233,15 @@ class Learner:
         self._zero_grad()
         return norm
 
-    def _accumulate(self, row: Row, sums: Sums, *, first: bool) -> None:
+    def _accumulate(self, row: Row, routing: Routing, sums: Sums, *, first: bool, total: int) -> None:
+        """Add a row's gradients. `total`: tokens of the update's rows, for terms that are means over them."""
         tokens, output = self._evaluate(row)
         loss = (output.per_token * tokens.weights).sum()
+        if routing.keep and self.routers is not None:
+            count = len(row.token_ids) if row.sample_ids else 0
+            term = balance(routing, self.routers.experts)
+            sums.add_mean("balance", float(term.detach()), count)
+            loss = loss + self.config.moe.aux_loss * count / max(1, total) * term
         tokens.logprobs.retain_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         gradient = tokens.logprobs.grad
@@ -273,8 +299,9 @@ class Learner:
 
     def _has_finite_gradient(self, row: Row) -> bool:
         self._zero_grad()
-        tokens, output = self._evaluate(row)
-        (output.per_token * tokens.weights).sum().backward()  # type: ignore[no-untyped-call]
+        with self._routed(row):
+            tokens, output = self._evaluate(row)
+            (output.per_token * tokens.weights).sum().backward()  # type: ignore[no-untyped-call]
         held = [*self.parameters, *([] if self.critic is None else self.critic.parameters)]
         return all(bool(torch.isfinite(found.grad).all()) for found in held if found.grad is not None)
 

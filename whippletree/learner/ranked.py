@@ -143,7 +143,11 @@ class RankedLearner(Learner):
     @torch.no_grad()
     def _run_score(self, command: ScoreRows) -> list[torch.Tensor]:
         options = replace(self.options, temperature=command.temperature, entropy=False)
-        return [self._policy_scores(row.to(self.ranks.device), options).logprobs for row in command.rows]
+        found = []
+        for row in command.rows:
+            with self._routed(row):
+                found.append(self._policy_scores(row.to(self.ranks.device), options).logprobs)
+        return found
 
     def _gather(self, command: Gather) -> Any:
         match command.what:
@@ -176,6 +180,9 @@ class RankedLearner(Learner):
     def _agreed(self, function: Callable[[], T]) -> T:
         return self.ranks.agreed(function)
 
+    def _total(self, count: int) -> int:
+        return sum(self.ranks.gather(count)[:: self.ranks.config.context])
+
     def _everyones(self, sums: Sums) -> Sums:
         total = Sums()
         for rank, other in enumerate(self.ranks.gather(sums)):
@@ -206,8 +213,9 @@ class RankedLearner(Learner):
 
     def _has_finite_gradient(self, row: Row) -> bool:
         self._zero_grad()
-        tokens, output = self._evaluate(row)
-        (output.per_token * tokens.weights).sum().backward()  # type: ignore[no-untyped-call]
+        with self._routed(row):
+            tokens, output = self._evaluate(row)
+            (output.per_token * tokens.weights).sum().backward()  # type: ignore[no-untyped-call]
         return math.isfinite(float(sharding.gradient_norm(self.parameters)))
 
 

@@ -30,7 +30,7 @@ from whippletree.batching.trees import prefix_order
 from whippletree.errors import AlignmentError
 from whippletree.types import Sample
 
-OF_TOKENS = frozenset({"token_ids", "positions", "exits", "parents", "sample_ids"})
+OF_TOKENS = frozenset({"token_ids", "positions", "exits", "parents", "sample_ids", "routing"})
 """What of a row is not a column of its targets."""
 
 
@@ -41,6 +41,7 @@ class Row:
 
     Shape [T]: `token_ids`; `positions` (depth in the own tree); `exits` (index behind the last token of the subtree);
     `parents` (index of the token before it on its path, -1 at a root).
+    Shape [T, layers, k]: `routing` (the experts that each token went to when it was sampled; -1 where nobody recorded them).
     Shape [N]: `targets` (index of the token in the row); `samples` (number of its sample in `sample_ids`); `sampler_logprobs`;
     `versions`; `advantages`; `weights`; and whichever of the others a loss needs: logprobs of the learner before the update
     (`proximal`), of a reference and of a teacher, the teacher's K best tokens (shape [N, K]), a critic's values before the
@@ -65,6 +66,7 @@ class Row:
     teacher_top_logprobs: torch.Tensor | None = None
     old_values: torch.Tensor | None = None
     returns: torch.Tensor | None = None
+    routing: torch.Tensor | None = None
 
     def select(self, chosen: torch.Tensor) -> Row:
         """The same tokens with some of the targets: those that `chosen` (bool [N]) marks."""

@@ -79,6 +79,11 @@ class Sums:
                 self.totals[name] = self.totals.get(name, 0.0) + float(values.double().sum())
                 self.counts[name] = self.counts.get(name, 0) + values.numel()
 
+    def add_mean(self, name: str, value: float, count: int) -> None:
+        """A number of one row, that counts `count` times in the mean."""
+        self.totals[name] = self.totals.get(name, 0.0) + value * count
+        self.counts[name] = self.counts.get(name, 0) + count
+
     def merge(self, other: Sums) -> None:
         """Add what another rank's rows add up to."""
         self.tokens += other.tokens
