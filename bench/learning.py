@@ -3,8 +3,8 @@
 planner   fill, imbalance of ranks and CPU seconds of the packing plan at 1,000, 10,000 and 100,000 samples
 steps     tokens/s of a training step: padded, packed end to end, and as trees, against the ideal
 
-The last line is JSON: plan_fill, plan_imbalance, plan_100k_s, packed_over_padded, tree_over_packed, tree_of_ideal and more. Each
-part is a module of bench/learning_parts with `add_options` and `run`.
+The last line is JSON: plan_fill, plan_imbalance, plan_100k_s, packed_over_padded, tree_over_packed, tree_of_ideal and more.
+Each part is a module of bench/learning_parts with `add_options` and `run`.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class RankedLearner(Learner):
             prepare_context(self.model, size)
             context = Context(self.ranks.mesh.get_group("context"), self.ranks.context_index, size)
         self.model.to(self.ranks.device)
-        self.sharded = sharding.Sharded(self.model, layers_of(self.model), self.ranks.everyone, context)
+        self.sharded = sharding.Sharded(self.model, layers_of(self.model)[1], self.ranks.everyone, context)
 
     def _other(self, directory: str) -> Any:
         return super()._other(directory).to(self.ranks.device)
