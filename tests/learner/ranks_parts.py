@@ -34,9 +34,9 @@ def run_ranks(
     """What `function(rank, *arguments)` gives on each of `world` processes that found each other; None for those
     `gone`. `codes`: how they end."""
     with tempfile.TemporaryDirectory() as place:
+        torch.save(arguments, f"{place}/arguments")  # tensors in a process's arguments are file descriptors
         processes = [
-            PROCESSES.Process(target=_child, args=(rank, world, place, function, arguments), daemon=True)
-            for rank in range(world)
+            PROCESSES.Process(target=_child, args=(rank, world, place, function), daemon=True) for rank in range(world)
         ]
         for process in processes:
             process.start()
@@ -57,12 +57,13 @@ def run_ranks(
         ]
 
 
-def _child(rank: int, world: int, place: str, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+def _child(rank: int, world: int, place: str, function: Callable[..., Any]) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     store = dist.FileStore(f"{place}/store", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=WAIT / 2))
+    arguments = torch.load(f"{place}/arguments", weights_only=False)
     torch.save(function(rank, *arguments), f"{place}/result-{rank}")
     dist.barrier()
     dist.destroy_process_group()
