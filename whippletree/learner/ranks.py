@@ -115,6 +115,10 @@ class Ranks:
         dist.scatter_object_list(own, None if commands is None else list(commands), src=0, group=self.commands)
         return own[0]
 
+    def leave(self) -> None:
+        """The last thing that a process does with the others."""
+        dist.destroy_process_group()
+
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Raises ProcessError where the body fails because a rank is gone or silent."""

@@ -83,6 +83,7 @@ def learn(config: RunConfig, layout: Layout) -> None:
     ranks = join(config.learner.ranks) if config.learner.ranks.world > 1 else None
     if ranks is not None and not ranks.leads:
         ranked(config, services, ranks).follow()  # a signal ends it: it waits outside Python
+        ranks.leave()
         return
     signal.signal(signal.SIGTERM, _stop)
     sources, heldout = resolve_sources(config, layout)
@@ -111,6 +112,8 @@ def learn(config: RunConfig, layout: Layout) -> None:
         summary = summarise(config, services, store, run.log, complete=True)
         write_json(layout.summary, summary)
         learner.close()
+        if ranks is not None:
+            ranks.leave()
     finally:
         fleet.close()
         store.close()
