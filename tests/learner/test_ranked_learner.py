@@ -94,9 +94,9 @@ def test_an_empty_row_changes_nothing(small_model: Path, name: str):
     assert (first.rows, first.tokens, first.metrics) == (second.rows, second.tokens, second.metrics)
 
 
-def broken(rank: int, directory: Path, how: str, place: str) -> Made:
+def broken(rank: int, directory: Path, how: str) -> Made:
     """An update in which one rank's row is not finite."""
-    learner = make_ranked(directory, {"ranks": ranks(data=2)})
+    learner = make_ranked(directory, {"ranks": ranks(data=2), "passes": 2 if how == "later" else 1})
     made = finish(watched(learner), learner)
     before = made.weights
     rows = single_rows()
@@ -114,6 +114,15 @@ def broken(rank: int, directory: Path, how: str, place: str) -> Made:
                 output.register_hook(explode)
 
         learner.model.model.layers[0].mlp.register_forward_hook(watch)
+    if how == "later" and rank == 1:
+        objective, seen = learner.objective, []
+
+        def failing(tokens: Any) -> Any:
+            seen.append(tokens)
+            output = objective(tokens)
+            return output if len(seen) <= 2 else dataclasses.replace(output, per_token=output.per_token * math.nan)
+
+        learner.objective = failing
     try:
         if rank == 0:
             learner.update(rows)
@@ -128,13 +137,20 @@ def broken(rank: int, directory: Path, how: str, place: str) -> Made:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("column", "advantages nan at token"), ("inside", "gradient norm")], ids=["column", "inside"]
+    ("how", "said", "sample"),
+    [
+        ("column", "advantages nan at token", "s2"),
+        ("inside", "gradient norm", "s3"),
+        ("later", "loss nan at token", "of sample s"),
+    ],
+    ids=["column", "inside", "later"],
 )
-def test_a_bad_row_of_one_rank_stops_every_rank_and_is_named(small_model: Path, how: str, said: str):
-    first, second = run_ranks(2, broken, small_model, how, "")
+def test_a_bad_row_of_one_rank_stops_every_rank_and_is_named(small_model: Path, how: str, said: str, sample: str):
+    first, second = run_ranks(2, broken, small_model, how)
     assert first.error == second.error
     assert said in first.error
-    assert ("s2" if how == "column" else "s3") in first.error
+    assert sample in first.error
+    assert len(first.gradients) == (1 if how == "later" else 0)  # steps that were made, and undone
 
 
 def losing(rank: int, directory: Path) -> str:
