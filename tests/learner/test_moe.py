@@ -143,7 +143,7 @@ def test_the_balance_term_is_weighted_by_tokens_and_does_not_depend_on_padding(e
     plain = make_learner(experts_model)
     batch = rows()
     lengths = [len(row.token_ids) for row in batch]
-    terms = [float(balance(routing_of(learner, row), 4)) for row in batch]
+    terms = [float(balance(routing_of(learner, row), 4).detach()) for row in batch]
     mean = sum(n * term for n, term in zip(lengths, terms, strict=True)) / sum(lengths)
     stats = learner.update(batch)
     assert stats.metrics["balance"] == pytest.approx(mean, rel=1e-5)
