@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,11 @@ async def _until_signal(start: Any) -> None:
 
 
 def _learner(arguments: argparse.Namespace) -> int:
+    from whippletree.control.lifeline import exit_with_parent
     from whippletree.loop.learning import learn
 
     config, layout = _begin(arguments)
+    if config.learner.ranks.world > 1:  # torchrun puts each rank into a session of its own
+        exit_with_parent(os.getppid())
     learn(config, layout)
     return 0

@@ -26,6 +26,7 @@ from whippletree.control.supervisor import ChildSpec, Supervisor
 from whippletree.engines.config import EmbeddedConfig, VllmConfig
 from whippletree.errors import ConfigurationError, ProcessError
 from whippletree.gateway.keys import load_secret
+from whippletree.learner.config import RanksConfig
 from whippletree.loop.config import RunConfig
 from whippletree.loop.layout import Layout, Services
 from whippletree.loop.metrics import Summary
@@ -192,7 +193,14 @@ def _children(config: RunConfig, layout: Layout) -> list[ChildSpec]:
     elif isinstance(config.engine, VllmConfig) and not config.engine.url:
         found.append(_vllm_child(config.engine, layout))
     learner = _child(layout, "learner", ready=False, final_codes=(0, 2))
+    if config.learner.ranks.world > 1:
+        learner = msgspec.structs.replace(learner, argv=(sys.executable, *torchrun(config.learner.ranks), *learner.argv[1:]))
     return [*found, _child(layout, "gateway"), _child(layout, "controller"), learner]
+
+
+def torchrun(ranks: RanksConfig) -> tuple[str, ...]:
+    """What stands between the interpreter and `-m whippletree.cli learner` to start one process per rank on this machine."""
+    return ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks.world}")
 
 
 def _vllm_child(engine: VllmConfig, layout: Layout) -> ChildSpec:

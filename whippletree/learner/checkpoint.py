@@ -19,7 +19,6 @@ import torch
 
 from whippletree.errors import StoreError
 from whippletree.learner.learner import Learner
-from whippletree.learner.lora import adapter_state, load_adapters, merged_state
 from whippletree.types import Struct, WeightUpdate
 
 TOKENIZER_FILES = (
@@ -50,8 +49,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 def export(learner: Learner, directory: Path, *, tokenizer_from: Path) -> None:
     """Write the current weights, merged with any adapters, and the tokenizer in Hugging Face layout."""
-    merged = merged_state(learner.model) if learner.config.lora.rank else None
-    learner.model.save_pretrained(str(directory), state_dict=merged)
+    learner.model.save_pretrained(str(directory), state_dict=learner.weights())
     copy_tokenizer(tokenizer_from, directory)
 
 
@@ -63,8 +61,8 @@ def save(learner: Learner, directory: Path, *, step: int, tokenizer_from: Path) 
     partial.mkdir(parents=True)
     export(learner, partial, tokenizer_from=tokenizer_from)
     if learner.config.lora.rank:
-        torch.save(adapter_state(learner.model), partial / "adapters.pt")
-    torch.save(learner.optimizer.state_dict(), partial / "optimizer.pt")
+        torch.save(learner.adapters(), partial / "adapters.pt")
+    torch.save(learner.optimizer_state(), partial / "optimizer.pt")
     if learner.critic is not None:
         torch.save(learner.critic.state_dict(), partial / "critic.pt")
     state = CheckpointState(step=step, policy_version=learner.policy_version)
@@ -99,11 +97,12 @@ def in_order(directory: Path) -> list[Path]:
 def restore(learner: Learner, checkpoint: Path) -> CheckpointState:
     """Load weights and optimiser into a learner that was built from any directory of the same architecture."""
     state = read_state(checkpoint)
+    learner.announce_restore(checkpoint)
     if learner.config.lora.rank:  # the model's own weights never changed
-        load_adapters(learner.model, _load(checkpoint / "adapters.pt", "adapters", "learner.lora.rank = 0"))
+        learner.load_adapters(_load(checkpoint / "adapters.pt", "adapters", "learner.lora.rank = 0"))
     else:
         _load_weights(learner, checkpoint)
-    learner.optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True))
+    learner.load_optimizer_state(torch.load(checkpoint / "optimizer.pt", weights_only=True))
     if learner.critic is not None:
         learner.critic.load_state_dict(_load(checkpoint / "critic.pt", "a critic", 'learner.critic.kind = "none"'))
     learner.policy_version = state.policy_version
@@ -114,11 +113,10 @@ def _load_weights(learner: Learner, checkpoint: Path) -> None:
     from safetensors.torch import load_file
 
     tensors = {name: tensor for file in sorted(checkpoint.glob("*.safetensors")) for name, tensor in load_file(file).items()}
-    missing, unexpected = learner.model.load_state_dict(tensors, strict=False)
+    missing, unexpected = learner.load_weights(tensors)
     tied = set(getattr(learner.model, "_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
         raise StoreError(f"{checkpoint} does not fit the model: missing {missing}, unexpected {unexpected}", "check [model]")
-    learner.model.tie_weights()
 
 
 def _load(file: Path, what: str, setting: str) -> Any:

@@ -60,6 +60,36 @@ class LoRAConfig(Config):
     """Seed of the adapters' first values."""
 
 
+class MoEConfig(Config):
+    """Mixtures of experts."""
+
+    aux_loss: Width = 0.0
+    """Weight of the term that keeps the experts evenly used, a mean over the update's tokens."""
+    replay: bool = False
+    """Tokens go to the experts that rows have on record (`Row.routing`) instead of the router's own choice."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the model must be one with experts."""
+        return self.replay or self.aux_loss > 0
+
+
+class RanksConfig(Config):
+    """Processes that train one model together. Their number is data · context; torchrun starts them."""
+
+    data: Annotated[int, Meta(ge=1)] = 1
+    """Ranks that each run rows of their own."""
+    context: Annotated[int, Meta(ge=1)] = 1
+    """Ranks that share the tokens of a row; divides the model's attention heads."""
+    timeout_seconds: Annotated[float, Meta(gt=0)] = 600.0
+    """Seconds that a rank waits for the others inside an update before the learner stops."""
+
+    @property
+    def world(self) -> int:
+        """Processes in all."""
+        return self.data * self.context
+
+
 CriticConfig = NoCritic | HeadCritic | ModelCritic
 
 
@@ -124,6 +154,10 @@ class LearnerConfig(Config):
     the whole row ("dense"); "auto": block masks on a GPU, runs elsewhere, and dense where those cannot."""
     threads: int = 1
     """Torch threads of the learner process."""
+    moe: MoEConfig = MoEConfig()
+    """What a model with experts does besides."""
+    ranks: RanksConfig = RanksConfig()
+    """Several processes instead of one."""
     keep_checkpoints: int = 3
     """Checkpoints kept on disk, newest first; the first and the last step's are kept besides."""
     checkpoint_every: int = 1
@@ -161,5 +195,17 @@ class LearnerConfig(Config):
         if self.lora.rank and self.train_top_layers:
             raise ConfigurationError("learner.lora.rank and learner.train_top_layers are both set", "use one of them")
         check_correction(self.loss, self.correction, self.old_logprobs)
+        self._check_ranks()
         if isinstance(self.critic, HeadCritic) and self.critic.coefficient == 0:
             raise ConfigurationError("learner.critic.coefficient = 0 trains no value head", "give it a weight")
+
+    def _check_ranks(self) -> None:
+        if self.ranks.world > 1 and not isinstance(self.critic, NoCritic):
+            raise ConfigurationError("a critic trains in one process", "set learner.ranks to 1, or train without a critic")
+        if self.ranks.context > 1 and self.moe.wanted:
+            raise ConfigurationError("[learner.moe] needs whole rows on each rank", "set learner.ranks.context = 1")
+        if self.ranks.context > 1 and (self.packing == "single" or self.attention in ("flex", "dense")):
+            raise ConfigurationError(
+                "learner.ranks.context shares a row among ranks by runs",
+                'set learner.attention = "runs", and learner.packing = "tree" or "rows"',
+            )

@@ -12,10 +12,11 @@ Invariants (tests/learner/test_learner_update.py):
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,16 +25,20 @@ from whippletree.errors import ConfigurationError, DivergedError, NonFiniteError
 from whippletree.learner.columns import given, make_tokens, refuse_non_finite, weighted
 from whippletree.learner.config import LearnerConfig, NoCritic
 from whippletree.learner.critic import Critic
-from whippletree.learner.losses.base import Tokens
+from whippletree.learner.lora import adapter_state, load_adapters, merged_state
+from whippletree.learner.losses.base import LossOutput, Tokens
 from whippletree.learner.losses.config import DistillForwardLoss, DistillReverseLoss
 from whippletree.learner.model import ModelOptions, load_frozen, load_model
+from whippletree.learner.moe import Routers, Routing, balance
 from whippletree.learner.objective import Objective
 from whippletree.learner.rows import Row
 from whippletree.learner.schedule import rate_share
-from whippletree.learner.scoring import ScoreOptions, best_tokens, score, score_row
+from whippletree.learner.scoring import ScoreOptions, Scores, best_tokens, score, score_row
 from whippletree.learner.stats import Sums, UpdateStats
 
 __all__ = ["Learner", "UpdateStats"]
+
+T = TypeVar("T")
 
 
 class Learner:
@@ -57,6 +62,8 @@ class Learner:
             lora=config.lora,
         )
         self.model = load_model(directory, self.running)
+        self.routers = Routers(self.model) if config.moe.wanted else None
+        self._spread()
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
@@ -89,7 +96,7 @@ class Learner:
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """Logprobs of the rows' targets under the current weights, [N] each."""
-        return [self._scored_by(self.model, row) for row in rows]
+        return [self._own_logprobs(row) for row in rows]
 
     @torch.no_grad()
     def values(self, rows: Sequence[Row]) -> list[torch.Tensor]:
@@ -104,8 +111,8 @@ class Learner:
 
         An update of no rows (no group had any signal) changes no parameter but still counts as a policy version.
         """
-        rows = [self._prepare(weighted(row)) for row in rows]
-        sums, norm = Sums(), 0.0
+        rows = self._agreed(lambda: [self._prepare(weighted(row)) for row in rows])
+        sums, norm = Sums(rows=sum(bool(row.sample_ids) for row in rows)), 0.0
         before = self._state() if self.config.passes > 1 else None
         try:
             for number in range(self.config.passes if rows else 1):
@@ -116,13 +123,71 @@ class Learner:
                 self._restore(before)
             raise
         self.policy_version += 1
-        return sums.stats(self.config, rows=len(rows), passes=self.config.passes, norm=norm)
+        return self._everyones(sums).stats(self.config, passes=self.config.passes, norm=norm)
+
+    def close(self) -> None:
+        """The loop is at its end. One process has nobody to tell."""
+
+    # --- what several ranks do otherwise (learner/ranked.py) ---------------------------------------------------------
+
+    def _spread(self) -> None:
+        """Lay the loaded model over ranks."""
+
+    def _agreed(self, function: Callable[[], T]) -> T:
+        """The function's value, unless it raises on any rank."""
+        return function()
+
+    def _total(self, count: int) -> int:
+        """The sum of all ranks' counts, those that share rows counted once."""
+        return count
+
+    def _everyones(self, sums: Sums) -> Sums:
+        """The sums of all ranks."""
+        return sums
+
+    def _policy_scores(self, row: Row, options: ScoreOptions, alternatives: torch.Tensor | None = None) -> Scores:
+        return score_row(self.model, row, options, alternatives=alternatives)
+
+    # --- what a checkpoint holds -------------------------------------------------------------------------------------
+
+    def announce_restore(self, checkpoint: Path) -> None:
+        """Tell other ranks to restore the checkpoint too."""
+
+    def weights(self) -> dict[str, torch.Tensor] | None:
+        """The weights for an export, merged with any adapters; None: as the model has them."""
+        return merged_state(self.model) if self.config.lora.rank else None
+
+    def adapters(self) -> dict[str, torch.Tensor]:
+        """The adapters alone."""
+        return adapter_state(self.model)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimiser's state dict."""
+        return self.optimizer.state_dict()
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> tuple[list[str], list[str]]:
+        """Take over weights; the names of those that are missing and of those that the model does not have."""
+        missing, unexpected = self.model.load_state_dict(tensors, strict=False)
+        self.model.tie_weights()
+        return missing, unexpected
+
+    def load_adapters(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over adapters. Raises ConfigurationError where they are others."""
+        load_adapters(self.model, tensors)
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Take over what `optimizer_state` gave."""
+        self.optimizer.load_state_dict(state)
+
+    # -----------------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _prepare(self, row: Row) -> Row:
         """The row with what other models say about it, and with the learner's own logprobs where several passes need them."""
         config = self.config
         found: dict[str, Any] = {}
+        if self.routers is not None and config.moe.replay:
+            self.routers.check(row)
         if self.reference is not None and row.reference_logprobs is None:
             found["reference_logprobs"] = self._scored_by(self.reference, row)
         if self.teacher is not None and isinstance(config.loss, DistillReverseLoss) and row.teacher_logprobs is None:
@@ -131,8 +196,20 @@ class Learner:
             ids, logprobs = best_tokens(self.teacher, row, self.options, config.teacher_top)
             found |= {"teacher_top_ids": ids, "teacher_top_logprobs": logprobs}
         if config.passes > 1 and config.needs_proximal and row.proximal_logprobs is None:
-            found["proximal_logprobs"] = self._scored_by(self.model, row)
+            found["proximal_logprobs"] = self._own_logprobs(row)
         return replace(row, **found) if found else row
+
+    def _own_logprobs(self, row: Row) -> torch.Tensor:
+        with self._routed(row):
+            return self._policy_scores(row, replace(self.options, entropy=False)).logprobs
+
+    @contextmanager
+    def _routed(self, row: Row) -> Iterator[Routing]:
+        """The row's tokens go to the experts on record, where that is wanted."""
+        moe = self.config.moe
+        routing = Routing(replay=row.routing if moe.replay else None, keep=moe.aux_loss > 0)
+        with nullcontext() if self.routers is None else self.routers.run(routing):
+            yield routing
 
     def _scored_by(self, model: Any, row: Row) -> torch.Tensor:
         return score_row(model, row, replace(self.options, entropy=False)).logprobs
@@ -141,11 +218,13 @@ class Learner:
         """Gradients of all rows, the checks, one step. Returns the gradient norm."""
         self._zero_grad()
         mark = sums.mark("reference_kl")
+        total = self._total(sum(len(row.token_ids) for row in rows if row.sample_ids))
         for row in rows:
-            self._accumulate(row, sums, first=first)
+            with self._routed(row) as routing:
+                self._accumulate(row, routing, sums, first=first, total=total)
         if not rows:
             return 0.0
-        self._refuse_diverged(sums.mean("reference_kl", since=mark))
+        self._refuse_diverged(self._mean_since(sums, "reference_kl", mark))
         norm = self._clip(rows)
         self._set_learning_rate()
         self.optimizer.step()
@@ -154,22 +233,30 @@ class Learner:
         self._zero_grad()
         return norm
 
-    def _accumulate(self, row: Row, sums: Sums, *, first: bool) -> None:
-        tokens = self._tokens(row)
-        output = self.objective(tokens)
-        refuse_non_finite(row, {"loss": output.per_token})
+    def _accumulate(self, row: Row, routing: Routing, sums: Sums, *, first: bool, total: int) -> None:
+        """Add a row's gradients. `total`: tokens of the update's rows, for terms that are means over them."""
+        tokens, output = self._evaluate(row)
         loss = (output.per_token * tokens.weights).sum()
+        if routing.keep and self.routers is not None:
+            count = len(row.token_ids) if row.sample_ids else 0
+            term = balance(routing, self.routers.experts)
+            sums.add_mean("balance", float(term.detach()), count)
+            loss = loss + self.config.moe.aux_loss * count / max(1, total) * term
         tokens.logprobs.retain_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        if tokens.logprobs.grad is not None:
-            refuse_non_finite(row, {"gradient of the loss": tokens.logprobs.grad})
+        gradient = tokens.logprobs.grad
+        if gradient is not None:
+            self._agreed(lambda: refuse_non_finite(row, {"gradient of the loss": gradient}))
         current = row.versions == self.policy_version
         sums.add(tokens, output, float(loss.detach()), current=current, first=first)
 
-    def _tokens(self, row: Row) -> Tokens:
-        """Scores of a row's targets, with gradient. Raises NonFiniteError."""
-        columns = given(row)
-        scores = score_row(self.model, row, self.options, alternatives=row.teacher_top_ids)
+    def _evaluate(self, row: Row) -> tuple[Tokens, LossOutput]:
+        """A row's targets, scored with gradient, and their loss. Raises NonFiniteError."""
+        columns = self._agreed(lambda: given(row))
+        scores = self._policy_scores(row, self.options, row.teacher_top_ids)
+        return self._agreed(lambda: self._judge(row, columns, scores))
+
+    def _judge(self, row: Row, columns: Mapping[str, torch.Tensor], scores: Scores) -> tuple[Tokens, LossOutput]:
         computed = {
             "logprobs": scores.logprobs,
             "entropy": scores.entropy,
@@ -177,7 +264,13 @@ class Learner:
             "values": None if self.critic is None else self.critic.values(row, self.model, scores.hidden),
         }
         refuse_non_finite(row, {name: values for name, values in computed.items() if values is not None})
-        return make_tokens(row, columns, computed, self.config.old_logprobs)
+        tokens = make_tokens(row, columns, computed, self.config.old_logprobs)
+        output = self.objective(tokens)
+        refuse_non_finite(row, {"loss": output.per_token})
+        return tokens, output
+
+    def _mean_since(self, sums: Sums, name: str, mark: tuple[float, int]) -> float:
+        return sums.mean(name, since=mark)
 
     def _refuse_diverged(self, found: float) -> None:
         limit = self.config.kl.stop_above
@@ -206,8 +299,9 @@ class Learner:
 
     def _has_finite_gradient(self, row: Row) -> bool:
         self._zero_grad()
-        tokens = self._tokens(row)
-        (self.objective(tokens).per_token * tokens.weights).sum().backward()  # type: ignore[no-untyped-call]
+        with self._routed(row):
+            tokens, output = self._evaluate(row)
+            (output.per_token * tokens.weights).sum().backward()  # type: ignore[no-untyped-call]
         held = [*self.parameters, *([] if self.critic is None else self.critic.parameters)]
         return all(bool(torch.isfinite(found.grad).all()) for found in held if found.grad is not None)
 

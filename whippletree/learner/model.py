@@ -93,7 +93,7 @@ def _logprobs_bf16(model: Any, row: Row) -> torch.Tensor:
     return score_row(model, row, ScoreOptions(1.0, bf16=True)).logprobs
 
 
-def _layers(model: Any) -> tuple[Any, Any]:
+def layers_of(model: Any) -> tuple[Any, Any]:
     """The module that holds the list of layers, and that list, whatever the family calls them. Raises ConfigurationError where
     there is none."""
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -109,13 +109,13 @@ def _layers(model: Any) -> tuple[Any, Any]:
 
 def _recompute_activations(model: Any) -> None:
     """Layers keep only their inputs; the backward pass computes what is inside them again."""
-    for layer in _layers(model)[1]:
+    for layer in layers_of(model)[1]:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _freeze_below(model: Any, top: int) -> None:
     """Train the `top` layers and what comes behind them (the last norm)."""
-    parent, layers = _layers(model)
+    parent, layers = layers_of(model)
     if top > len(layers):
         raise ConfigurationError(f"learner.train_top_layers = {top}, but the model has {len(layers)} layers", "lower it")
     model.requires_grad_(False)

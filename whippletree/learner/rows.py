@@ -31,7 +31,7 @@ from whippletree.batching.trees import prefix_order
 from whippletree.errors import AlignmentError
 from whippletree.types import Sample
 
-OF_TOKENS = frozenset({"token_ids", "positions", "exits", "parents", "sample_ids"})
+OF_TOKENS = frozenset({"token_ids", "positions", "exits", "parents", "sample_ids", "routing"})
 """What of a row is not a column of its targets."""
 
 
@@ -42,6 +42,7 @@ class Row:
 
     Shape [T]: `token_ids`; `positions` (depth in the own tree); `exits` (index behind the last token of the subtree);
     `parents` (index of the token before it on its path, -1 at a root).
+    Shape [T, layers, k]: `routing` (the experts that each token went to when it was sampled; -1 where nobody recorded them).
     Shape [N]: `targets` (index of the token in the row); `samples` (number of its sample in `sample_ids`); `sampler_logprobs`;
     `versions`; `advantages`; `weights`; and whichever of the others a loss needs: logprobs of the learner before the update
     (`proximal`), of a reference and of a teacher, the teacher's K best tokens (shape [N, K]), a critic's values before the
@@ -66,11 +67,18 @@ class Row:
     teacher_top_logprobs: torch.Tensor | None = None
     old_values: torch.Tensor | None = None
     returns: torch.Tensor | None = None
+    routing: torch.Tensor | None = None
 
     def select(self, chosen: torch.Tensor) -> Row:
         """The same tokens with some of the targets: those that `chosen` (bool [N]) marks."""
         columns = {column.name: getattr(self, column.name) for column in fields(self) if column.name not in OF_TOKENS}
         return replace(self, **{name: found[chosen] for name, found in columns.items() if found is not None})
+
+    def to(self, device: torch.device) -> Row:
+        """The same row on a device."""
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        moved: dict[str, Any] = {name: at.to(device) for name, at in columns.items() if isinstance(at, torch.Tensor)}
+        return replace(self, **moved)
 
     @property
     def branched(self) -> bool:
@@ -122,6 +130,24 @@ def build_row(
         advantages=repeated([advantages[sample.rollout_id] for sample in samples], torch.float32),
         weights=repeated([weights[sample.sample_id] for sample in samples], torch.float32),
         sample_ids=tuple(sample.sample_id for sample in samples),
+    )
+
+
+def empty_row() -> Row:
+    """A row without samples, which a rank runs where others have rows left: one token, no target, so every gradient is 0."""
+    none = torch.zeros(0)
+    return Row(
+        token_ids=torch.zeros(1, dtype=torch.long),
+        positions=torch.zeros(1, dtype=torch.long),
+        exits=torch.ones(1, dtype=torch.long),
+        parents=torch.full((1,), -1),
+        targets=none.long(),
+        samples=none.long(),
+        sampler_logprobs=none,
+        versions=none.long(),
+        advantages=none,
+        weights=none,
+        sample_ids=(),
     )
 
 

@@ -54,7 +54,13 @@ def row_logprobs(model: Any, row: Row, temperature: float) -> torch.Tensor:
 def score_row(model: Any, row: Row, options: ScoreOptions, *, alternatives: torch.Tensor | None = None) -> Scores:
     """Scores of a row's targets. `alternatives` are other token ids at the same places, [N, K]."""
     hidden = predicting_states(model, row, bf16=options.bf16)
-    ids = row.token_ids[row.targets]
+    return score_states(model, hidden, row.token_ids[row.targets], options, alternatives=alternatives)
+
+
+def score_states(
+    model: Any, hidden: torch.Tensor, ids: torch.Tensor, options: ScoreOptions, *, alternatives: torch.Tensor | None = None
+) -> Scores:
+    """Scores of the tokens `ids` [N] that the states [N, H] predict."""
     parts = []
     for start in range(0, max(1, len(ids)), options.logit_tokens):
         piece = slice(start, start + options.logit_tokens)

@@ -45,6 +45,7 @@ class Sums:
     """What rows add up to."""
 
     tokens: int = 0
+    rows: int = 0
     seen: int = 0
     clipped: int = 0
     loss: float = 0.0
@@ -62,8 +63,8 @@ class Sums:
         self.loss += loss
         if first:
             self.tokens += count
-            self.sampler.append(tokens.sampler_logprobs[current])
-            self.learner.append(tokens.logprobs.detach()[current])
+            self.sampler.append(tokens.sampler_logprobs[current].cpu())
+            self.learner.append(tokens.logprobs.detach()[current].cpu())
         if count:
             self.ratio_max = max(self.ratio_max, float(safe_ratio(tokens.logprobs, tokens.sampler_logprobs).max()))
         if "clipped" in output.diagnostics:
@@ -78,6 +79,29 @@ class Sums:
                 self.totals[name] = self.totals.get(name, 0.0) + float(values.double().sum())
                 self.counts[name] = self.counts.get(name, 0) + values.numel()
 
+    def add_mean(self, name: str, value: float, count: int) -> None:
+        """A number of one row, that counts `count` times in the mean."""
+        self.totals[name] = self.totals.get(name, 0.0) + value * count
+        self.counts[name] = self.counts.get(name, 0) + count
+
+    def merge(self, other: Sums) -> None:
+        """Add what another rank's rows add up to."""
+        self.tokens += other.tokens
+        self.rows += other.rows
+        self.seen += other.seen
+        self.clipped += other.clipped
+        self.loss += other.loss
+        self.ratio_max = max(self.ratio_max, other.ratio_max)
+        self.sampler += other.sampler
+        self.learner += other.learner
+        for name, total in other.totals.items():
+            if name.endswith("_max"):
+                self.totals[name] = max(self.totals.get(name, -np.inf), total)
+                self.counts[name] = 1
+            else:
+                self.totals[name] = self.totals.get(name, 0.0) + total
+                self.counts[name] = self.counts.get(name, 0) + other.counts[name]
+
     def mark(self, name: str) -> tuple[float, int]:
         """Where a diagnostic stands, for a mean of what comes after."""
         return self.totals.get(name, 0.0), self.counts.get(name, 0)
@@ -87,14 +111,14 @@ class Sums:
         total, count = self.mark(name)
         return (total - since[0]) / max(1, count - since[1])
 
-    def stats(self, config: LearnerConfig, *, rows: int, passes: int, norm: float) -> UpdateStats:
+    def stats(self, config: LearnerConfig, *, passes: int, norm: float) -> UpdateStats:
         """The folded numbers."""
         sampler = torch.cat(self.sampler).double().numpy() if self.sampler else np.zeros(0)
         learner = torch.cat(self.learner).double().numpy() if self.learner else np.zeros(0)
         enough = len(sampler) > 1 and sampler.std() > 0 and learner.std() > 0
         return UpdateStats(
             tokens=self.tokens,
-            rows=rows,
+            rows=self.rows,
             loss=self.loss / passes,
             grad_norm=norm,
             clip_fraction=self.clipped / max(1, self.seen),

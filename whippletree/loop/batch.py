@@ -33,7 +33,7 @@ NEWEST = 2**31 - 1  # a version that no sample is older than
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one update, and what there is to say about where they came from."""
+    """Rows of one update, of all ranks, and what there is to say about where they came from."""
 
     rows: list[Row]
     samples: int
@@ -172,6 +172,7 @@ def build_batch(
         [facts_of(sample) for sample in samples],
         batching,
         PackingConfig(packing=config.packing, token_budget=config.token_budget),
+        ranks=config.ranks.data,
         order=prefix_order({name: sample.token_ids for name, sample in by_id.items() if sample.trained.any()}),
         every_row=config.trains_all_rows,
     )
@@ -181,7 +182,10 @@ def build_batch(
     every_call = [call for of_rollout in calls.values() for call in of_rollout]
     return Batch(
         rows=[
-            build_row([by_id[name] for name in row.sample_ids], advantages, weights, shared=row.shared) for row in plan.ranks[0]
+            build_row([by_id[name] for name in row.sample_ids], advantages, weights, shared=row.shared)
+            for of_rank in plan.ranks
+            for row in of_rank
+            if row.sample_ids  # the learner deals rows to ranks, and gives empty ones where there are none
         ],
         samples=len(samples),
         rollouts=len(rollouts),

@@ -24,6 +24,8 @@ from whippletree.files import write_json
 from whippletree.gateway.client import GatewayControl
 from whippletree.gateway.keys import control_key, load_secret
 from whippletree.learner.learner import Learner
+from whippletree.learner.ranked import RankedLearner
+from whippletree.learner.ranks import Ranks, join
 from whippletree.loop import collocated, synchronous
 from whippletree.loop.config import RunConfig
 from whippletree.loop.engine import connect_engine
@@ -78,17 +80,20 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
 
 
 def learn(config: RunConfig, layout: Layout) -> None:
-    """Run the training loop of a run directory to its end. Raises WhippletreeError where the run must stop."""
+    """Run the training loop of a run directory to its end; of several ranks, rank 0 runs it and the others follow.
+
+    Raises WhippletreeError where the run must stop.
+    """
     check_names(config.batching)
-    signal.signal(signal.SIGTERM, _stop)
     services = layout.read_services()
+    ranks = join(config.learner.ranks) if config.learner.ranks.world > 1 else None
+    if ranks is not None and not ranks.leads:
+        ranked(config, services, ranks).follow()  # a signal ends it: it waits outside Python
+        ranks.leave()
+        return
+    signal.signal(signal.SIGTERM, _stop)
     sources, heldout = resolve_sources(config, layout)
-    learner = Learner(
-        Path(services.model_directory),
-        config.learner,
-        temperature=config.sampling.temperature,
-        run_steps=config.loop.steps,
-    )
+    learner = one_process(config, services) if ranks is None else ranked(config, services, ranks)
     store = open_store(layout.store, config=msgspec.structs.replace(config.store, durability="power"), instance="learner")
     fleet = Fleet(
         GatewayControl(services.gateway_url, control_key(load_secret(layout.secret))),
@@ -114,9 +119,33 @@ def learn(config: RunConfig, layout: Layout) -> None:
         run.log.to_parquet()
         summary = summarise(config, services, store, run.log, complete=True)
         write_json(layout.summary, summary)
+        learner.close()
+        if ranks is not None:
+            ranks.leave()
     finally:
         fleet.close()
         store.close()
+
+
+def one_process(config: RunConfig, services: Services) -> Learner:
+    """The learner of a run, alone."""
+    return Learner(
+        Path(services.model_directory),
+        config.learner,
+        temperature=config.sampling.temperature,
+        run_steps=config.loop.steps,
+    )
+
+
+def ranked(config: RunConfig, services: Services, ranks: Ranks) -> RankedLearner:
+    """This rank's share of it."""
+    return RankedLearner(
+        Path(services.model_directory),
+        config.learner,
+        temperature=config.sampling.temperature,
+        run_steps=config.loop.steps,
+        ranks=ranks,
+    )
 
 
 def _stop(_: int, __: FrameType | None) -> None:

@@ -1,0 +1,69 @@
+"""What rank 0 of a learner tells the others, which wait for it between updates.
+
+    rank 0: loop ─► update / score / weights ─┬─ command, one per rank ─► every rank does its part ─► result, on rank 0
+    rank n: follow ───────────────────────────┘
+
+Invariants (tests/learner/test_ranked_learner.py):
+- every rank does every command, in rank 0's order;
+- a follower ends with rank 0: at its command, or because the connection is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from whippletree.learner.rows import Row
+
+
+@dataclass(frozen=True)
+class UpdateRows:
+    """Make an update from these rows, which are this rank's; the version before it is `policy_version`.
+
+    Example: UpdateRows(rows=(Row(...),), policy_version=3)
+    """
+
+    rows: tuple[Row, ...]
+    policy_version: int
+
+
+@dataclass(frozen=True)
+class ScoreRows:
+    """Logprobs of the rows' targets: the same rows for the ranks that share them.
+
+    Example: ScoreRows(rows=(Row(...),), temperature=1.0)
+    """
+
+    rows: tuple[Row, ...]
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Give rank 0 whole tensors: of the weights, of the adapters, or of the optimiser.
+
+    Example: Gather(what="weights")
+    """
+
+    what: Literal["weights", "adapters", "optimizer"]
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Load a checkpoint, which every rank can read.
+
+    Example: Restore(checkpoint="runs/r1/checkpoints/step-0012")
+    """
+
+    checkpoint: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The loop is at its end.
+
+    Example: Stop()
+    """
+
+
+Command = UpdateRows | ScoreRows | Gather | Restore | Stop
