@@ -62,7 +62,7 @@ test-harnesses: env-harnesses  ## real coding agents against the gateway and a s
 	WHIPPLETREE_HARNESSES=$(CURDIR)/.harnesses $(BIN)/pytest -m harness tests/live
 
 test-kube: env  ## Jobs on a real API server; WHIPPLETREE_KUBE is the folder or archive with its binaries
-	WHIPPLETREE_KUBE=$$(scripts/kube-binaries.sh "$(WHIPPLETREE_KUBE)") $(BIN)/pytest -m kube tests/control/kubernetes
+	WHIPPLETREE_KUBE=$$(scripts/kube-binaries.sh "$(WHIPPLETREE_KUBE)") $(BIN)/pytest -m kube tests/control/kubernetes tests/kubernetes tests/cases
 
 lint: env  ## ruff, strict types, import directions
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ WhippletreeError
 ├── ProcessError            a supervised process did not get ready or kept dying
 ├── ClusterError            a Kubernetes API server refused a request or does not answer
 ├── SandboxError            a sandbox cannot be started, entered or stopped
+│   └── ImageError          an image cannot be built, fetched or unpacked; carries the builder's last words
 ├── HarnessError            a harness cannot be launched or broke its contract
 ├── VerifierError           a verifier gave no usable reward
 ├── AlignmentError          ids, logprobs or masks of a call do not line up; names the call
@@ -102,6 +103,10 @@ class ClusterError(WhippletreeError):
 
 class SandboxError(WhippletreeError):
     """A sandbox cannot be started, entered or stopped."""
+
+
+class ImageError(SandboxError):
+    """An image cannot be built, fetched or unpacked; the message ends with the last words of who tried."""
 
 
 class HarnessError(WhippletreeError):

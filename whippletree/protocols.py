@@ -16,6 +16,7 @@ Invariants (tests/test_protocols.py): every shipped implementation satisfies its
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -46,6 +47,7 @@ from whippletree.types import (
     Struct,
     TokenChunk,
     ToolSpec,
+    Usage,
     WeightUpdate,
 )
 
@@ -330,8 +332,19 @@ class Store(Protocol):
         (a page's `next`). Whoever follows the order of changes to its end and asks again later misses none."""
         ...
 
-    def begin(self, rollout_id: str, worker: str) -> Future[Attempt]:
-        """Move one queuing rollout to running. Idempotent by worker. Raises ConflictError."""
+    def begin(self, rollout_id: str, worker: str, lease_seconds: float = 0.0) -> Future[Attempt]:
+        """Move one queuing rollout to running. Idempotent by worker. With a lease the attempt is lost once nobody renews it for
+        so many seconds of the store's clock. Raises ConflictError."""
+        ...
+
+    def renew(self, rollout_id: str, attempt: int, *, at_least: float = 0.0) -> Future[Attempt | None]:
+        """Begin the attempt's lease anew, if it has one, for `at_least` seconds where that is more. None, and nothing changes,
+        where that attempt is not under way."""
+        ...
+
+    def end_lapsed(self, longest: float = math.inf) -> list[Attempt]:
+        """End the attempts whose lease has run out, of those with a lease of at most `longest` seconds: cause HOST_LOST, and
+        the failure table decides whether their rollouts wait for another attempt. Each is ended once, whoever asks. Blocks."""
         ...
 
     def cancel(self, rollout_ids: Sequence[str], reason: str) -> Future[list[Rollout]]:
@@ -434,20 +447,23 @@ class Store(Protocol):
 
 
 class Limits(Struct):
-    """Limits of one sandbox. 0 means none.
+    """Limits of one sandbox. 0 means none. `cpus`: cores' worth of time. `space_mb`: size of what can be written to, 0: that
+    of the settings.
 
-    Example: Limits(memory_mb=512, processes=64, open_files=1024, file_mb=64)
+    Example: Limits(memory_mb=512, processes=64, open_files=1024, file_mb=64, cpus=1.5, space_mb=1024)
     """
 
     memory_mb: int = 512
     processes: int = 64
     open_files: int = 1024
     file_mb: int = 64
+    cpus: float = 0.0
+    space_mb: int = 0
 
 
 class NetworkPolicy(Struct):
-    """What a sandbox may reach: the gateway or not, and by the proxy each "host:port" of `allow`. An address that is not public
-    must be listed itself.
+    """What a sandbox may reach: the gateway or not, and by the proxy each "host:port" of `allow`, the names of each
+    "*.name:port", and with "*:port" every public address. An address that is not public must be listed itself.
 
     Example: NetworkPolicy(allow=("pypi.org:443", "files.pythonhosted.org:443"))
     """
@@ -473,7 +489,8 @@ class NetworkRefusal(Struct):
 class SandboxSpec(Struct):
     """What a sandbox is made of. `files` are copied in ((host path, path inside)), `read_only` are bound ((host, inside)).
     `gateway_port` on 127.0.0.1 inside leads to the gateway, `proxy_port` to what `network` allows; there is no other way out. 0
-    means that there is no such port. `rootfs`: directory with a root file system, where a backend takes one.
+    means that there is no such port. `rootfs`: directory with a root file system, where a backend takes one; `user`: whose
+    the commands are that name no user, and the files that are copied in ("": the sandbox's own user).
 
     Example: SandboxSpec(sandbox_id="s0-1", workdir="/app", files=(("/tasks/t/environment/data", "/app"),))
     """
@@ -488,10 +505,33 @@ class SandboxSpec(Struct):
     proxy_port: int = 0
     network: NetworkPolicy = NetworkPolicy()
     rootfs: str = ""
+    user: str = ""
+
+
+class PodAddress(Struct):
+    """Where a sandbox is that is a pod, for whoever may read the same kubeconfig; it holds no secret. `user` is the number of
+    its container's user. Times are in seconds: of one request, between pings, for finding a command again whose connection was
+    lost.
+
+    Example: PodAddress(namespace="rollouts", pod="wt-box-s0-1b2c3d4e", uid="9f...", container="sandbox", kubeconfig="/etc/k")
+    """
+
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+    kubeconfig: str = ""
+    context: str = ""
+    user: int = 0
+    user_name: str = "root"
+    request_seconds: float = 30.0
+    ping_seconds: float = 10.0
+    lost_seconds: float = 60.0
 
 
 class SandboxHandle(Struct):
-    """Enough to enter a running sandbox from another process on this machine (`sandboxes.attach`).
+    """Enough to enter a running sandbox from another process on this machine (`sandboxes.attach`). `pod`: where it is, if it is
+    not on this machine.
 
     Example: SandboxHandle(backend="bubblewrap", sandbox_id="s0-1", pid=4711, root="/run/wt/s0-1", workdir="/app")
     """
@@ -504,10 +544,12 @@ class SandboxHandle(Struct):
     environment: dict[str, str] = {}
     cgroups: tuple[str, ...] = ()
     limits: Limits = Limits()
+    pod: PodAddress | None = None
 
 
 class ExecResult(Struct):
-    """A command's end. `output` is stdout and stderr together; `timed_out` means that it was killed at its limit.
+    """A command's end. `output` is stdout and stderr together; `timed_out`: it was killed at its limit; `left_running`: a
+    process that it left in the background still held its output; it lives on, and what it writes now is dropped.
 
     Example: ExecResult(exit_code=0, output="ok\\n", seconds=0.01)
     """
@@ -517,21 +559,7 @@ class ExecResult(Struct):
     seconds: float
     timed_out: bool = False
     truncated: bool = False
-
-
-class Usage(Struct):
-    """What a sandbox uses.
-
-    `cpu_seconds`: user and system time of all that ran in it. `memory_peak_bytes`: the most that was held at once; None where
-    there is no cgroup, which counts it. `processes`: those that run now. `disk_bytes`: what its private file systems hold now.
-
-    Example: Usage(cpu_seconds=1.25, memory_peak_bytes=73400320, processes=3, disk_bytes=40960)
-    """
-
-    cpu_seconds: float
-    memory_peak_bytes: int | None
-    processes: int
-    disk_bytes: int
+    left_running: bool = False
 
 
 class Fetched(Struct):
@@ -547,7 +575,8 @@ class Fetched(Struct):
 
 class Snapshot(Struct):
     """A sandbox at one moment, in a directory of the host. `reason`: why it holds no processes. Sizes in bytes on disk;
-    `frozen_seconds`: how long the sandbox stood still for it. `owner` is the number of the sandbox's own user.
+    `frozen_seconds`: how long the sandbox stood still for it. `owner` is the number of the sandbox's own user. `environment`
+    and `limits`, `rootfs` and `user`: of its spec; what is restored may be given others.
 
     Example: Snapshot(directory="/runs/a/snapshots/s0-1", backend="runc", holds="processes+files", sandbox_id="s0-1",
                       owner=200017, workdir="/app", files_bytes=81920, processes_bytes=10485760, frozen_seconds=0.41,
@@ -566,7 +595,10 @@ class Snapshot(Struct):
     time: float
     reason: str = ""
     rootfs: str = ""
+    user: str = ""
     read_only: tuple[tuple[str, str], ...] = ()
+    environment: dict[str, str] = {}
+    limits: Limits = Limits()
 
 
 @runtime_checkable
@@ -575,15 +607,21 @@ class Sandbox(Protocol):
 
     isolation: str  # one sentence for people: what this backend does and does not isolate
     handle: SandboxHandle | None  # set by start
+    gateway: tuple[str, int]  # (host, port) of the gateway as its commands reach it, once it has started
 
     @property
     def proxy_environment(self) -> dict[str, str]:
-        """Variables for the commands that may use the proxy; {} where there is none."""
+        """Variables that lead commands to the proxy; {} while it leads nowhere, and where there is none."""
         ...
 
     @property
     def refusals(self) -> Sequence[NetworkRefusal]:
         """What it tried to reach and may not: the latest, oldest first."""
+        ...
+
+    @property
+    def refused(self) -> int:
+        """How often it tried that, since it started."""
         ...
 
     async def start(self) -> SandboxHandle:

@@ -10,11 +10,11 @@ from control_world import until
 from kube_fake import FakeApi
 from kube_world import OWNER, KubeWorld, Site, fake_site, manifest
 
-from whippletree.control.kubernetes.client import JOBS
 from whippletree.control.kubernetes.decide import End, Lose, Wanted, decide
 from whippletree.control.kubernetes.labels import owner_labels, selector
 from whippletree.control.kubernetes.mirror import Mirror
 from whippletree.control.kubernetes.objects import Job, observe
+from whippletree.kubernetes.client import JOBS
 
 D24 = {
     "watch_events": [

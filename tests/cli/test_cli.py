@@ -56,7 +56,7 @@ def test_the_commands_that_the_docs_name_are_there():
         ("tasks", "make"), ("tasks", "list"), ("tasks", "validate"), ("tasks", "check"), ("tasks", "show"), ("tasks", "run"),
         ("harness", "list"), ("harness", "show"),
         ("config", "show"), ("config", "check"), ("rollouts", "list"), ("rollouts", "show"),
-        ("rollouts", "export"), ("rollouts", "reconcile"),
+        ("rollouts", "export"), ("rollouts", "reconcile"), ("rollouts", "shell"),
     }  # fmt: skip
 
 

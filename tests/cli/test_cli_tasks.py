@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from image_parts import clean, needs_images, write_image_task
 
 from whippletree.cli.main import main
+from whippletree.sandboxes import probe
 
 TEST = """#!/bin/sh
 root=${0%/tests/test.sh}
@@ -59,8 +64,8 @@ def test_validate_shows_all_problems_of_all_tasks(capsys: pytest.CaptureFixture[
     out = told(capsys, "validate", task, tmp_path, status=1)
     for part in (f"FAIL {task}", "environment.gpus = 1", "agent.timeout_sec = 0", f"FAIL {tmp_path}", "task.toml: cannot read"):
         assert part in out
-    (task / "task.toml").write_text("[environment]\ncpus = 4\n")
-    assert "note: environment.cpus = 4.0: recorded" in told(capsys, "validate", task)
+    (task / "task.toml").write_text("multi_step_reward_mode = 'mean'\n")
+    assert "note: multi_step_reward_mode = mean: recorded" in told(capsys, "validate", task)
     (first, second) = json.loads(told(capsys, "validate", task, tmp_path, "--json", status=1))
     assert "task" in first and {"cause", "next_step"} == set(second["problems"][0])
 
@@ -115,3 +120,58 @@ def test_a_wrong_backend_or_rule_is_one_message(capsys: pytest.CaptureFixture[st
     for words, says in ((["--sandbox", "proces"], "did you mean process"), (["--reward", "a.b"], "a.b")):
         assert main(["tasks", "run", str(task), *words]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_a_network_is_what_the_flag_grants(capsys: pytest.CaptureFixture[str], task: Path):
+    (task / "task.toml").write_text("[agent]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.example', '10.0.0.1']\n")
+    closed = told(capsys, "validate", task)
+    assert 'agent.network_mode = allowlist of a.example, 10.0.0.1: not granted with control.network.tasks = "closed"' in closed
+    assert "'10.0.0.1' is not granted" in told(capsys, "validate", task, "--network", "allowlist")
+    (reading,) = json.loads(told(capsys, "validate", task, "--json", "--network", "open"))
+    assert len(reading["task"]["notes"]) == 1 and "'10.0.0.1'" in reading["task"]["notes"][0]
+    if not probe().works:
+        pytest.skip("bubblewrap does not work on this machine")
+    for mode, proxy in (("closed", ""), ("allowlist", "http://127.0.0.1:3128")):
+        acting = ("--sandbox", "bubblewrap", "--command", "echo proxy=$HTTPS_PROXY", "--reward", "correct", "--network", mode)
+        assert f"proxy={proxy}\n" in told(capsys, "run", task, *acting)
+
+
+def test_a_task_that_needs_an_image_is_read_for_a_backend(capsys: pytest.CaptureFixture[str], task: Path) -> None:
+    (task / "environment" / "Dockerfile").write_text("FROM x\nRUN make\nWORKDIR /app\n")
+    (task / "task.toml").write_text("[environment]\nstorage_mb = 5\n")
+    assert "Dockerfile:2: RUN is not supported" in told(capsys, "validate", task, status=1)
+    out = told(capsys, "validate", task, "--sandbox", "process", status=1)
+    assert "Dockerfile:2: RUN is not supported" in out and 'set sandbox.kind = "runc"' in out
+    (task / "environment" / "Dockerfile").write_text("FROM x\nWORKDIR /app\n")
+    assert "note: environment.storage_mb = 5: recorded" in told(capsys, "validate", task, "--sandbox", "process")
+    assert main(["tasks", "validate", str(task), "--sandbox", "process", "--images", "always"]) == 2
+    assert 'control.images = "always"' in capsys.readouterr().err
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary directory of this test's own, with a short path."""
+    with tempfile.TemporaryDirectory(prefix="wt-c-", ignore_cleanup_errors=True) as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield Path(name)
+        clean(Path(name) / f"whippletree-images-{os.geteuid()}")
+
+
+@needs_images
+def test_a_task_on_an_image_is_read_run_and_checked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, temporary: Path
+) -> None:
+    test = "#!/bin/sh\n[ -e done ] && [ -e /built ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n"
+    path = write_image_task(tmp_path / "t", "RUN touch /built\n", test=test)
+    (path / "solution").mkdir()
+    (path / "solution" / "solve.sh").write_text("#!/bin/sh\ntouch done\n")
+    assert "FAIL" in told(capsys, "validate", path, status=1)
+    for words in (("validate", path), ("list", tmp_path)):
+        assert "agent 600 s" in told(capsys, *words, "--sandbox", "runc") or words[0] == "validate"
+    shown = json.loads(told(capsys, "show", path, "--sandbox", "runc"))
+    assert shown["place"]["image"] == {"type": "BuiltImage", "context": str(path / "environment"), "seconds": 600.0}
+    assert "reward 1" in told(capsys, "run", path, "--sandbox", "runc", "--oracle")
+    assert "ok " in told(capsys, "check", path, "--sandbox", "runc")
+    (path / "environment" / "Dockerfile").write_text("FROM scratch\nRUN no\n")
+    assert main(["tasks", "run", str(path), "--sandbox", "runc"]) == 2
+    assert "podman build" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 import urllib.request
+from pathlib import Path
 
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import AttemptSpec, HarnessResult, LaunchPlan
@@ -58,6 +59,8 @@ class HttpHarness:
             raise SystemExit(3)
         if "sleep" in settings:
             time.sleep(float(str(settings["sleep"])))
+        while "wait_for" in settings and not Path(str(settings["wait_for"])).exists():
+            time.sleep(0.02)
         if "kill" in settings:
             os.kill(spec.sandbox.pid, signal.SIGKILL)
         steps = 0

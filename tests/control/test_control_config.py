@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from whippletree.configuration import convert, field_docs
-from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBinding, PoolConfig, reward_rule
+from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBinding, NetworkConfig, PoolConfig, reward_rule
 from whippletree.control.policy import RestartPolicy
 from whippletree.control.process import ControllerSpec, gateway_address, sandbox_prefix
 from whippletree.errors import ConfigurationError
 
-KINDS = [ControlConfig, DeadlineConfig, PoolConfig, RestartPolicy, HarnessBinding, ControllerSpec]
+KINDS = [ControlConfig, DeadlineConfig, NetworkConfig, PoolConfig, RestartPolicy, HarnessBinding, ControllerSpec]
 
 
 def test_every_default_is_valid() -> None:
@@ -27,6 +27,11 @@ def test_every_default_is_valid() -> None:
         {"concurency": 3},
         {"reward": "a.b"},
         {"agent_timeout": "maybe"},
+        {"network": {"tasks": "public"}},
+        {"network": {"setup": ["https://example.org"]}},
+        {"network": {"agent": ["example.org:0"]}},
+        {"network": {"verify": ["10.0.0.0/8"]}},
+        {"network": {"setup": ["example.org"]}, "launch": "kubernetes"},
     ],
 )
 def test_a_wrong_setting_is_refused(wrong: dict) -> None:

@@ -22,3 +22,9 @@ def test_every_field_is_documented():
 def test_a_limit_that_is_not_positive_is_refused(field):
     with pytest.raises(ConfigurationError, match=field):
         convert(GatewayConfig, {field: 0.0}, "run.toml: gateway")
+
+
+def test_no_lingering_is_a_choice_and_less_is_none():
+    assert convert(GatewayConfig, {"linger_limit": 0.0}, "run.toml: gateway").linger_limit == 0.0
+    with pytest.raises(ConfigurationError, match="linger_limit"):
+        convert(GatewayConfig, {"linger_limit": -1.0}, "run.toml: gateway")

@@ -111,3 +111,56 @@ async def test_who_asks_again_while_the_dropped_call_is_being_recorded_goes_on_f
         assert (cut.finish_reason, cut.delivered) == ("abort", False)
         kept = world.store.payload(cut).sampled_ids.tolist()
         assert world.store.payload(whole).sampled_ids.tolist()[: len(kept)] == kept
+
+
+async def test_a_call_that_lingers_is_one_call_for_the_client_that_comes_back(make_world):
+    async with make_world(lambda prompt: "word " * 30, faults=Faults(token_seconds=0.005), linger_limit=60.0) as world:
+        body = {"model": "policy", "messages": [user("go")], "stream": True}
+        async with world.http.post(f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions", json=body) as response:
+            await response.content.readany()
+            await world.engines[0].pause()
+            response.close()
+        again = asyncio.create_task(world.http.post(f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions", json=body))
+        async with await again as response:
+            await response.content.readany()
+            await world.engines[0].resume()
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        await until(lambda: world.calls() and world.calls()[0].delivered)
+        (call,) = world.calls()
+        assert call.finish_reason == "stop"
+
+
+async def test_a_call_that_lingers_to_its_end_is_replayed_to_who_comes_back(make_world):
+    async with make_world(lambda prompt: "only one", faults=Faults(token_seconds=0.01), linger_limit=60.0) as world:
+        gone = asyncio.create_task(world.chat([user("go")]))
+        while not await running(world.engines[0]):
+            await asyncio.sleep(0.01)
+        gone.cancel()
+        await until(world.calls)
+        assert not world.calls()[0].delivered
+        status, reply = await world.chat([user("go")])
+        assert (status, reply["choices"][0]["message"]["content"]) == (200, "only one")
+        assert len(world.calls()) == 1
+
+
+async def test_a_call_that_nobody_comes_back_for_ends_when_it_has_lingered(make_world):
+    async with make_world(None, faults=Faults(first_token_seconds=60.0), linger_limit=0.05) as world:
+        gone = asyncio.create_task(world.chat([user("go")]))
+        while not await running(world.engines[0]):
+            await asyncio.sleep(0.01)
+        gone.cancel()
+        while await running(world.engines[0]):
+            await asyncio.sleep(0.01)
+        assert world.calls() == []
+
+
+async def test_a_seal_waits_for_no_call_that_only_lingers(make_world):
+    async with make_world(None, faults=Faults(first_token_seconds=600.0), linger_limit=600.0, seal_limit=600.0) as world:
+        gone = asyncio.create_task(world.chat([user("go")]))
+        while not await running(world.engines[0]):
+            await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.wait([gone])
+        report = await asyncio.wait_for(world.control.seal_async("r0", 1), 30)  # not the call's ten minutes
+        assert report.sealed and report.calls == 0
+        assert not await running(world.engines[0])

@@ -92,6 +92,26 @@ async def test_the_last_follower_that_leaves_ends_the_call_and_its_record_says_s
         await live.done
 
 
+async def test_a_call_that_lingers_is_abandoned_only_when_nobody_has_come_back_in_time():
+    told = []
+
+    async def sample(live):
+        await asyncio.sleep(60)
+
+    async def record(complete):
+        told.append(complete)
+
+    live = begin(sample, record)
+    live.join()
+    live.leave(0.02)
+    live.join()  # came back
+    assert not await live.settled(0.1)
+    live.leave(0.02)
+    assert not live.followed and not live.abandoned
+    assert await live.settled(10.0)
+    assert live.abandoned and told == [False]
+
+
 async def test_a_failure_is_recorded_and_told_to_everyone():
     told = []
 

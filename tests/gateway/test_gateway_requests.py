@@ -76,6 +76,8 @@ def test_a_shown_path_hides_what_was_sent_in_the_place_of_a_key():
         ("/v1/models", {"x-goog-api-key": "k"}, "gemini"),
         ("/", {}, "chat"),
         ("", {}, "chat"),
+        ("/api/rollouts/x:countTokens", {}, "chat"),  # the rollout API has one form
+        ("/api/queue", {"x-goog-api-key": "k"}, "chat"),
     ],
 )
 def test_every_path_suggests_a_dialect(path, headers, name):

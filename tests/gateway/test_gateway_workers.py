@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -157,6 +158,22 @@ async def test_a_hold_holds_all_workers_and_counts_are_sums(fleet: Fleet):
     status = fleet.control.status()
     assert (status.calls, status.delivered, status.in_flight) == (len(ROLLOUTS), len(ROLLOUTS), 0)
     assert fleet.control.seal("r0", 1).calls == 1
+
+
+async def test_a_lease_that_ran_out_is_ended_once_by_all_workers_together(fleet: Fleet):
+    names = [f"outside-{number}" for number in range(8)]
+    with open_store(fleet.directory / "store") as store:
+        spec = store.rollout("r0").spec
+        store.create_rollouts([msgspec.structs.replace(spec, rollout_id=name) for name in names]).result()
+        for name in names:
+            store.begin(name, "node-1", 0.3).result()
+        deadline = time.monotonic() + 60
+        while any(store.rollout(name).state == "running" for name in names):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.5)  # every worker has looked again
+        assert [(store.rollout(name).state, len(store.attempts(name))) for name in names] == [("queuing", 1)] * len(names)
+        assert all(store.rollout(name).state == "running" for name in ROLLOUTS)
 
 
 async def test_without_the_control_key_no_worker_is_held(fleet: Fleet):

@@ -27,11 +27,23 @@ from whippletree.gateway.config import GatewayConfig
 from whippletree.gateway.keys import control_key
 from whippletree.gateway.rollout_api import wire
 from whippletree.gateway.rollout_api.operations import OPERATIONS, document
+from whippletree.gateway.rollout_api.service import LONGEST_WAIT
 from whippletree.gateway.server import Parts, serving
 from whippletree.store import open_store
 
 SECRET = bytes(range(32))
-SCHEMA = schemathesis.openapi.from_dict(document("test"))
+
+
+def without_security(found: dict[str, Any]) -> dict[str, Any]:
+    """The document without keys: the test gives one, so no request may be called wrong for the lack of it."""
+    for path in found["paths"].values():
+        for operation in path.values():
+            operation.pop("security", None)
+    found.pop("security", None)
+    return found
+
+
+SCHEMA = schemathesis.openapi.from_dict(without_security(document("test")))
 ASKED = SCHEMA.exclude(method="POST", path="/api/models")  # what is registered there is called: test_rollout_api_models.py
 CHECKS = [
     not_a_server_error,
@@ -76,8 +88,10 @@ def served(tmp_path_factory: pytest.TempPathFactory, renderer: Any) -> Iterator[
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 def test_every_answer_is_one_that_the_document_promises(case: schemathesis.Case, served: str) -> None:
-    if case.query and "wait" in case.query:
-        case.query.pop("wait")  # or the test would do so too
+    wait = (case.query or {}).get("wait")
+    if isinstance(wait, int | float) and 0 <= wait <= LONGEST_WAIT:
+        case.query["wait"] = 0  # or the test would wait too
+    case.headers = {name: text for name, text in (case.headers or {}).items() if name.lower() != "expect"}  # aiohttp answers it
     headers = {"Authorization": f"Bearer {control_key(SECRET)}"}
     case.call_and_validate(base_url=served, headers=headers, checks=CHECKS)
 

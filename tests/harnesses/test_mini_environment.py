@@ -24,7 +24,6 @@ COMMANDS: list[Any] = [
     "cat",
     "echo a; (sleep 0.2; echo late) &",
     "echo early; sleep 20",
-    "sleep 20 & echo parent is gone",
     "if then",
     "",
     7,
@@ -54,6 +53,18 @@ async def test_results_equal_those_of_the_local_environment(mini: PoolHarness, b
     got, expected = await asyncio.gather(asyncio.to_thread(run, ours), asyncio.to_thread(run, theirs))
     for command, one, other in zip(COMMANDS, got, expected, strict=True):
         assert one == other, command
+
+
+async def test_a_process_left_in_the_background_keeps_no_result(mini: PoolHarness, boxes: Any) -> None:
+    """mini's own environment waits for it until the time limit, and then loses the command's result."""
+    from whippletree.harnesses.mini_environment import SandboxEnvironment
+
+    box = await boxes(gateway_port=0)
+    environment = SandboxEnvironment(sandbox=box.handle, cwd="/app", env={}, timeout=300)
+    got = await asyncio.to_thread(environment.execute, {"command": "sleep 600 & echo parent is gone"})
+    assert got == {"output": "parent is gone\n", "returncode": 0, "exception_info": ""}
+    running = await asyncio.to_thread(environment.execute, {"command": "pgrep -x sleep | wc -l"})
+    assert running["output"].strip() == "1"
 
 
 async def test_a_submission_ends_the_attempt(mini: PoolHarness, boxes: Any) -> None:

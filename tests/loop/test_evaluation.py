@@ -9,7 +9,7 @@ import pytest
 from loop_parts import Turn, play
 
 from whippletree.errors import ConflictError
-from whippletree.loop.evaluation import Heldout, evaluation_specs, summarise
+from whippletree.loop.evaluation import Heldout, evaluation_specs, finish, summarise
 from whippletree.loop.groups import progress
 from whippletree.loop.watch import Watch
 from whippletree.store import SqliteStore, open_store
@@ -73,3 +73,26 @@ def test_evaluation_rollouts_are_never_trained(store: SqliteStore):
     names = tuple(spec.rollout_id for spec in specs())
     with pytest.raises(ConflictError, match="training rollouts only"):
         store.plan_step(StepRecord(step=0, rollout_ids=names, policy_version=1)).result()
+
+
+def test_what_is_not_over_at_the_limit_is_cancelled_counted_and_said(store: SqliteStore, caplog: pytest.LogCaptureFixture):
+    store.create_rollouts(specs()).result()
+    names = [spec.rollout_id for spec in specs()]
+    play(store, lambda _: ([TURN], 1.0), limit=1)
+    store.claim("controller/host-0", 1).result()  # and one is under way, two wait
+    done = finish(Watch(store, "eval", stall_limit=60.0), names, 0.3)
+    assert [rollout.spec.rollout_id for rollout in done] == sorted(names)
+    assert sorted(rollout.cause.cause for rollout in done if rollout.cause) == [CauseClass.CANCELLED] * 3
+    assert all("0.3 s, loop.eval_limit" in rollout.cause.message for rollout in done if rollout.cause)
+    line = summarise(store, done, step=3, policy_version=7, seconds=0.3)
+    assert (line.valid, line.failed, line.cut, line.success) == (1, 0, 3, 1.0)
+    assert "3 of 4 evaluation rollouts were not over after 0.3 s" in caplog.text
+    again = finish(Watch(store, "eval", stall_limit=60.0), names, 0.3)  # a learner that was killed before it wrote the line
+    assert again == done
+
+
+def test_without_a_limit_an_evaluation_waits_for_the_last(store: SqliteStore):
+    store.create_rollouts(specs()).result()
+    play(store, lambda _: ([TURN], 0.0))
+    done = finish(Watch(store, "eval", stall_limit=60.0), [spec.rollout_id for spec in specs()], 0.0)
+    assert {rollout.state for rollout in done} == {"succeeded"}

@@ -78,6 +78,18 @@ async def change(url: str, directory: Path, version: int) -> None:
     await engine.close()
 
 
+def test_whoever_is_missing_is_named(world: World):
+    nobody = f"http://127.0.0.1:{free_port()}"
+    with fleet_of(world) as fleet:
+        assert fleet.missing() == ""
+    with fleet_of(world, world.engine_url, nobody) as fleet:
+        assert fleet.missing() == ""  # the other replica answers
+    with fleet_of(world, nobody) as fleet:
+        assert fleet.missing().startswith("no engine answers: ")
+    with fleet_of(world, gateway=GatewayControl(nobody, control_key(SECRET), patience=0.0)) as fleet:
+        assert fleet.missing().startswith(f"the gateway at {nobody.removeprefix('http://')} is not there")
+
+
 def test_an_engine_that_never_answers_is_given_up(world: World):
     with fleet_of(world, f"http://127.0.0.1:{free_port()}", patience=0.3) as fleet, pytest.raises(EngineUnavailable):
         fleet.publish(update(world.model, 1))

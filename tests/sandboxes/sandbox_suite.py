@@ -65,6 +65,17 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     pytest.fail(f"never came: {what}")
 
 
+FILLER = """
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            time.sleep(600)
+    except OSError:
+        time.sleep(0.001)
+"""
+
+
 class Suite:
     """Subclasses set `kind` (and may skip)."""
 
@@ -233,6 +244,24 @@ class Suite:
         memory = await box.exec(("python3", "-c", "x = bytearray(600 << 20); print(len(x))"), timeout=30)
         assert memory.exit_code != 0 and "629145600" not in memory.output
 
+    async def test_a_sandbox_full_of_processes_says_so_and_can_be_emptied(self, make: Make) -> None:
+        box = await make(self.kind, limits=Limits(memory_mb=256, processes=24))
+        assert box.handle is not None
+        if not any("pids" in directory for directory in box.handle.cgroups):
+            pytest.skip("no cgroup limits processes here")
+        await box.exec(("sh", "-c", 'python3 -c "$1" >/dev/null 2>&1 &', "sh", FILLER), timeout=20)
+        for _ in range(1000):
+            try:
+                await sh(box, "true")
+            except SandboxError as error:
+                assert "cannot enter the sandbox" in str(error)
+                break
+            await asyncio.sleep(0.02)
+        else:
+            pytest.fail("it is never full")
+        await box.kill_all()
+        assert (await sh(box, "echo on")).output == "on\n"
+
     async def test_stop_is_idempotent_and_leaves_nothing(self, make: Make, sandbox_root: Path) -> None:
         box = await make(self.kind)
         await sh(
@@ -313,3 +342,8 @@ def spec_of(**fields: Any) -> SandboxSpec:
 def config_of(kind: str, root: Path, **fields: Any) -> sandboxes.SandboxConfig:
     """Settings for tests; criu is where WHIPPLETREE_CRIU says."""
     return sandboxes.SandboxConfig(kind=kind, root=str(root), criu=os.environ.get("WHIPPLETREE_CRIU", ""), **fields)
+
+
+def kinds(support: sandboxes.SandboxSupport) -> list[str]:
+    """The backends that work here, the one without needs first."""
+    return ["process", *(kind for kind in ("bubblewrap", "runc", "podman") if not getattr(support, kind))]

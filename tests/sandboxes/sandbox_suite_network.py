@@ -62,7 +62,8 @@ class NetworkSuite:
             return json.loads((await box.exec(argv, timeout=60, environment=environment)).output)
 
         began = time.time()
-        setup = await ask(**box.proxy_environment)
+        proxy = box.proxy_environment
+        setup = await ask(**proxy)
         assert (setup["index"], setup["gateway"]) == ("outside", "outside")
         assert "403" in setup["other"]
         assert [(refusal.host, refusal.port) for refusal in box.refusals] == [("github.com", 80)]
@@ -70,9 +71,11 @@ class NetworkSuite:
         assert "outside" not in (await ask())["index"]  # the agent's commands are not led to the proxy
 
         await box.set_network(NetworkPolicy())
-        agent = await ask(**box.proxy_environment)
+        assert box.proxy_environment == {}  # it leads nowhere now
+        agent = await ask(**proxy)
         assert agent["gateway"] == "outside" and "403" in agent["index"]
         assert [refusal.port for refusal in box.refusals] == [80, int(index.rpartition(":")[2]), 80]
+        assert box.refused == 3
 
         await box.set_network(NetworkPolicy(gateway=False))
         assert "outside" not in (await ask())["gateway"]

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from sandbox_suite import Make, Suite, sh, spec_of
+from sandbox_suite_left import LeftSuite
 from sandbox_suite_network import NetworkSuite, index, outside
 from sandbox_suite_out import OutSuite, UserSuite
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(not SUPPORT.works, reason=f"bubblewrap does not 
 __all__ = ["index", "outside"]  # fixtures of the network's suite
 
 
-class TestBubblewrap(Suite, OutSuite, NetworkSuite):
+class TestBubblewrap(Suite, OutSuite, LeftSuite, NetworkSuite):
     kind = "bubblewrap"
 
 

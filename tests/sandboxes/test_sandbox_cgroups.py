@@ -7,7 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from sandbox_suite import Make, sh
 
+from whippletree import sandboxes
+from whippletree.protocols import Limits
 from whippletree.sandboxes import cgroups
 
 
@@ -41,3 +44,39 @@ def test_a_removed_cgroup_takes_its_processes_along() -> None:
     assert sleeper.wait(timeout=10) == -9
     assert not any(Path(directory).exists() for directory in made)
     assert cgroups.remove(made, seconds=1.0) is True
+
+
+def test_a_share_of_cpu_time_is_set() -> None:
+    name = f"{cgroups.PREFIX}cpu-{os.getpid()}"
+    try:
+        made = cgroups.create(name, "", memory_mb=0, processes=0, cpus=0.25)
+    except cgroups.CgroupError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    try:
+        (directory,) = map(Path, made)
+        if (directory / "cpu.max").exists():
+            assert (directory / "cpu.max").read_text().split() == ["25000", "100000"]
+        else:
+            assert (directory / "cpu.cfs_quota_us").read_text().strip() == "25000"
+            assert (directory / "cpu.cfs_period_us").read_text().strip() == "100000"
+    finally:
+        assert cgroups.remove(made, seconds=10.0) is True
+
+
+@pytest.mark.parametrize("kind", ["process", "bubblewrap", "runc"])
+async def test_a_sandbox_has_its_share_of_cpu_time(make: Make, kind: str) -> None:
+    support = sandboxes.probe()
+    if reason := support.cgroups or {"runc": support.runc, "bubblewrap": support.bubblewrap}.get(kind, ""):
+        pytest.skip(f"not here: {reason}")
+    box = await make(kind, limits=Limits(memory_mb=0, processes=0, cpus=0.5, space_mb=3))
+    assert box.handle is not None
+    held = [Path(directory) for directory in box.handle.cgroups]
+    files = [path / name for path in held for name in ("cpu.cfs_quota_us", "cpu.max")]
+    quotas = [file.read_text().split()[0] for file in files if file.exists()]
+    if not quotas:
+        pytest.skip("no cpu controller is mounted here")
+    assert quotas == ["50000"]
+    (members,) = ((path / "cgroup.procs").read_text().split() for path in held)
+    assert kind == "process" or str(box.handle.pid) in members
+    if kind != "process":
+        assert (await sh(box, "df -Pm /tmp | tail -n 1")).output.split()[1] == "3"

@@ -26,6 +26,8 @@ Ask = Callable[[bytes], Awaitable[bytes]]
         ("127.0.0.1:8080", ("127.0.0.1", 8080)),
         ("[::1]:80", ("::1", 80)),
         ("[0:0::0001]:80", ("::1", 80)),
+        ("*:443", ("*", 443)),
+        ("*.PyPI.org:443", ("*.pypi.org", 443)),
     ],
 )
 def test_rules(text: str, target: tuple[str, int]) -> None:
@@ -33,7 +35,11 @@ def test_rules(text: str, target: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["pypi.org", "pypi.org:", ":443", "pypi.org:0", "a b:1", "*:443", "x:99999", "x:٣", "[x]:1", "http://x:1"]
+    "text",
+    [
+        *("pypi.org", "pypi.org:", ":443", "pypi.org:0", "a b:1", "x:99999", "x:٣", "[x]:1", "http://x:1"),
+        *("*", "*:", "*:0", "*x:1", "*.:1", "a.*:1", "*.1.2.3.4:1", "*.[::1]:1", "**:1", "*.*:1"),
+    ],
 )
 def test_what_is_no_rule_says_what_to_write(text: str) -> None:
     with pytest.raises(SandboxError, match=r"network\.allow.*host:port"):
@@ -75,6 +81,36 @@ def test_an_address_that_is_not_public_must_be_listed_itself() -> None:
     rules = {("inside.example", 80), ("10.0.0.1", 80)}
     assert egress_rules.permitted(["10.0.0.1", "10.0.0.2", "1.1.1.1"], 80, rules) == ["10.0.0.1", "1.1.1.1"]
     assert egress_rules.permitted(["10.0.0.1"], 81, rules) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "rules"),
+    [("a.example", ["a.example"]), ("a.b.example", ["*.b.example", "*.example"]), ("1.1.1.1", ["1.1.1.1"]), ("::1", ["[::1]"])],
+)
+def test_a_rule_is_about_a_host_the_names_below_one_or_everything(host: str, rules: list[str]) -> None:
+    for rule in (*rules, "*"):
+        assert egress_rules.listed((host, 443), {egress_rules.parse(f"{rule}:443")})
+    others = {
+        egress_rules.parse(rule) for rule in (f"*.{'b' if ':' in host else host.replace('1', 'x')}:443", "*:80", "example:443")
+    }
+    assert not egress_rules.listed((host, 443), others | {("*.1", 443), ("*.1.1", 443)})
+
+
+def test_everything_public_is_not_what_is_private() -> None:
+    rules = {egress_rules.parse("*:80"), egress_rules.parse("*.inside.example:80")}
+    addresses = ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:10.0.0.1", "1.1.1.1"]
+    assert egress_rules.permitted(addresses, 80, rules) == ["1.1.1.1"]
+
+
+def test_an_entry_without_a_port_stands_for_the_usual_ones() -> None:
+    assert egress_rules.entry("a.example") == ["a.example:443"]
+    assert egress_rules.entry("*.a.example", (443, 80)) == ["*.a.example:443", "*.a.example:80"]
+    assert egress_rules.entry("A.example:8080", (443, 80)) == ["a.example:8080"]
+    assert egress_rules.entry("[::1]") == ["[::1]:443"] and egress_rules.entry("[::1]:80") == ["[::1]:80"]
+    assert egress_rules.entry("*") == ["*:443"]
+    for wrong in ("", "10.0.0.0/8", "https://a.example", "a.example:x", "a b", "::1"):
+        with pytest.raises(ValueError, match="neither a host nor host:port"):
+            egress_rules.entry(wrong)
 
 
 def test_a_whole_address_becomes_a_path_and_headers_of_the_hop_stay_behind() -> None:
@@ -199,6 +235,31 @@ async def test_a_list_that_is_taken_away_cuts_what_is_open(proxy: Proxy) -> None
         assert await asyncio.wait_for(reader.read(), 20) == b""
     writer.close()
     await proxy.refused(f"CONNECT {proxy.target} HTTP/1.1\r\n\r\n".encode(), "not on", *proxy.server)
+
+
+async def test_everything_public_leads_to_no_address_of_this_machine(proxy: Proxy) -> None:
+    host, port = proxy.server
+    proxy.egress.allow([("*", port)])
+    await proxy.refused(f"CONNECT {proxy.target} HTTP/1.1\r\n\r\n".encode(), "not a public address", host, port)
+    for name in ("localhost", "2130706433", "0x7f.1"):  # however it is spelled
+        ask = f"GET http://{name}:{port}/ HTTP/1.0\r\n\r\n".encode()
+        assert "127.0.0.1" in (await proxy.refused(ask, "not a public address", name, port)).address.split(", ")
+    await proxy.refused(f"CONNECT {host}:{port + 1} HTTP/1.1\r\n\r\n".encode(), "not on the", host, port + 1)
+
+
+async def test_a_name_that_stays_is_cut_where_its_address_goes(proxy: Proxy) -> None:
+    port = proxy.server[1]
+    proxy.egress.allow([("localhost", port), ("127.0.0.1", port)])
+    reader, writer = await asyncio.open_connection(*proxy.address)
+    writer.write(f"CONNECT localhost:{port} HTTP/1.1\r\n\r\nGET /hold HTTP/1.0\r\n\r\n".encode())
+    await reader.readuntil(b"GET /hold HTTP/1.0")
+    proxy.egress.allow([("localhost", port), ("127.0.0.1", port), ("other.example", 1)])  # this changes nothing for it
+    await asyncio.sleep(0.05)
+    assert not reader.at_eof()
+    proxy.egress.allow([("localhost", port), ("*", port)])
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
 
 
 async def test_what_cannot_be_reached_is_no_refusal(proxy: Proxy) -> None:

@@ -14,7 +14,12 @@ from whippletree import sandboxes
 from whippletree.protocols import Limits
 
 SUPPORT = sandboxes.probe()
-KINDS = ["process", *([] if SUPPORT.bubblewrap else ["bubblewrap"]), *([] if SUPPORT.runc else ["runc"])]
+KINDS = [
+    "process",
+    *([] if SUPPORT.bubblewrap else ["bubblewrap"]),
+    *([] if SUPPORT.runc else ["runc"]),
+    *([] if SUPPORT.podman else ["podman"]),
+]
 LIMITS = Limits(memory_mb=128, processes=32)
 
 

@@ -8,17 +8,18 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from sandbox_suite import Make, config_of, sh, spec_of
+from sandbox_suite import Make, config_of, processes_with, sh, spec_of
 
 from whippletree import sandboxes
-from whippletree.errors import SandboxError
-from whippletree.sandboxes import Archive, Build, ImageCache, Reference, Tree, hostroot
+from whippletree.errors import ImageError, SandboxError
+from whippletree.sandboxes import Archive, Build, ImageCache, Reference, Stop, Tree, hostroot
 from whippletree.sandboxes.images import digest_of_context
 from whippletree.sandboxes.podman import Podman
 
@@ -157,6 +158,88 @@ async def test_the_least_recently_used_go_first_but_never_one_in_use(cache: Imag
     assert none.images() == [fresh]
 
 
+@needs_runc
+@needs_busybox
+async def test_the_images_user_runs_commands_and_owns_what_is_copied_in(cache: ImageCache, start: Make, tmp_path: Path) -> None:
+    archive = tmp_path / "owned.tar"
+    (tmp_path / "given").write_text("given")
+    subprocess.run(("tar", "--extract", "--file", str(tree(tmp_path)), "--one-top-level=own"), cwd=tmp_path, check=True)
+    for path, mode, owner in (("srv", 0o710, 1234), ("srv/app", 0o750, 1234), ("srv/app/mine", 0o640, 1234)):
+        target = tmp_path / "own" / path
+        if path.endswith("mine"):
+            target.write_text("mine")
+        else:
+            target.mkdir()
+        target.chmod(mode)
+        os.chown(target, owner, owner)
+    (tmp_path / "own" / "linked").symlink_to("/srv/app")
+    (tmp_path / "own" / "outside").symlink_to(tmp_path)  # of the host, and not there inside
+    with tarfile.open(archive, "w") as file:
+        file.add(tmp_path / "own", arcname=".")
+    image = cache.get(Tree(path=str(archive)))
+    files = ((str(tmp_path / "given"), "/srv/app/given"),)
+    box = await start(image, workdir="/srv/app", user="node", files=files)
+    seen = await sh(box, "id -u; cat mine given; echo; ls -ln; echo new > new; ls -lnd /srv /srv/app; echo $USER")
+    lines = seen.output.splitlines()
+    assert lines[:2] == ["1234", "minegiven"] and seen.exit_code == 0
+    assert [line.split()[0] + line.split()[2] for line in lines if "/srv" in line] == ["drwx--x---1234", "drwxr-x---1234"]
+    assert {line.split()[2] for line in lines if line.endswith(("mine", " given"))} == {"1234"} and lines[-1] == "node"
+    (tmp_path / "late").write_text("late")
+    await box.put(tmp_path / "late", "/srv/app/late")
+    assert (await sh(box, "echo more >> late; cat late new")).output == "latemore\nnew\n"
+    assert (await sh(box, "id -u; id -g; echo x > /marker", user="1234:0")).output.startswith("1234\n0\n")
+    root = await start(image, workdir="/srv/app", user="root")
+    assert (await sh(root, "id -u; echo x >> mine && echo written")).output == "0\nwritten\n"
+    below = await start(image, workdir="/usr/share/app", user="root")
+    assert (await sh(below, "pwd; ls /usr/bin/cat")).output == "/usr/share/app\n/usr/bin/cat\n"
+    linked = await start(image, workdir="/linked", user="node")
+    assert (await sh(linked, "pwd -P; cat mine")).output == "/srv/app\nmine"
+    outside = await start(image, workdir="/outside", user="root")
+    assert (await sh(outside, "ls")).output == ""
+    for workdir in ("/usr", "/proc/x", "/"):
+        with pytest.raises(SandboxError, match="cannot be the work directory"):
+            await start(image, workdir=workdir)
+
+
+@needs_podman
+def test_a_build_is_stopped_from_another_thread_and_leaves_nothing(cache: ImageCache, tmp_path: Path) -> None:
+    made = context(tmp_path)
+    mark = f"46{os.getpid()}"
+    (made / "Dockerfile").write_text(f'FROM scratch\nCOPY busybox /bin/busybox\nRUN ["/bin/busybox", "sleep", "{mark}"]\n')
+    stop, said = Stop(), list[str]()
+
+    def build() -> None:
+        try:
+            cache.get(Build(context=str(made)), stop=stop)
+        except ImageError as error:
+            said.append(error.cause)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    while not processes_with(f"sleep\0{mark}") and thread.is_alive():
+        time.sleep(0.02)
+    stop.ask()
+    thread.join()
+    assert said == ["the making of the image was stopped"] and not processes_with(f"sleep\0{mark}")
+    podman = Podman(sandboxes.SandboxConfig(), cache.directory / "podman")
+    assert podman.left() == [] and cache.images() == [] and cache.find(Build(context=str(made))) is None
+    assert "/merged" not in mounts_below(cache.directory)
+    assert not [path for path in (cache.directory / "podman").iterdir() if path.name == "tmp" and any(path.iterdir())]
+    with pytest.raises(ImageError, match="stopped"):
+        cache.get(Build(context=str(made)), stop=stop)
+
+
+@needs_busybox
+def test_an_image_that_is_held_stays(cache: ImageCache, tmp_path: Path) -> None:
+    image = cache.get(Tree(path=str(tree(tmp_path))))
+    lock = cache.hold(image)
+    os.utime(cache.directory / image.key, (1, 1))
+    none = ImageCache(sandboxes.SandboxConfig(images=str(cache.directory), images_gb=0))
+    assert lock >= 0 and none.trim() == []
+    os.close(lock)
+    assert none.trim() == [image.key] and cache.hold(image) == -1
+
+
 @needs_podman
 async def test_a_context_is_built_and_an_archive_imported(cache: ImageCache, tmp_path: Path) -> None:
     made = context(tmp_path)
@@ -233,3 +316,32 @@ def test_links_of_an_image_are_followed_inside_it(tmp_path: Path) -> None:
 async def test_an_image_is_refused_where_a_backend_has_none(make: Make) -> None:
     with pytest.raises(SandboxError, match="not a root file system"):
         await make("process", rootfs="/nowhere")
+
+
+@needs_podman
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
+def test_a_build_ends_with_the_process_that_waits_for_it(cache: ImageCache, tmp_path: Path) -> None:
+    made = context(tmp_path)
+    mark = f"45{os.getpid()}"
+    (made / "Dockerfile").write_text(f'FROM scratch\nCOPY busybox /bin/busybox\nRUN ["/bin/busybox", "sleep", "{mark}"]\n')
+    code = (
+        "import sys; from whippletree import sandboxes as s;"
+        "s.ImageCache(s.SandboxConfig(images=sys.argv[1])).get(s.Build(context=sys.argv[2]))"
+    )
+    with subprocess.Popen((sys.executable, "-c", code, str(cache.directory), str(made))) as builder:
+        while not processes_with(f"sleep\0{mark}") and builder.poll() is None:
+            time.sleep(0.02)
+        builder.kill()
+    limit = time.monotonic() + 30
+    while processes_with(f"sleep\0{mark}"):
+        assert time.monotonic() < limit, "the build goes on"
+        time.sleep(0.02)
+    podman = Podman(sandboxes.SandboxConfig(), cache.directory / "podman")
+    assert len(podman.left()) == 1
+    cache.tidy()
+    assert podman.left() == [] and "/merged" not in mounts_below(cache.directory)
+
+
+def mounts_below(directory: Path) -> str:
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return "\n".join(line for line in lines if line.split()[1].startswith(str(directory)))

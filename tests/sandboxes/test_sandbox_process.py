@@ -7,13 +7,14 @@ import pwd
 
 import pytest
 from sandbox_suite import Make, Suite, sh
+from sandbox_suite_left import LeftSuite
 from sandbox_suite_out import OutSuite
 
 from whippletree.errors import SandboxError
 from whippletree.protocols import NetworkPolicy
 
 
-class TestProcess(Suite, OutSuite):
+class TestProcess(Suite, OutSuite, LeftSuite):
     kind = "process"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_suite import NOTHING, Make, Suite, left_behind, sh, spec_of
+from sandbox_suite_left import LeftSuite
 from sandbox_suite_network import NetworkSuite, index, outside
 from sandbox_suite_out import OutSuite, UserSuite
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(bool(SUPPORT.runc), reason=f"runc does not work 
 __all__ = ["index", "outside"]  # fixtures of the network's suite
 
 
-class TestRunc(Suite, OutSuite, NetworkSuite, UserSuite):
+class TestRunc(Suite, OutSuite, LeftSuite, NetworkSuite, UserSuite):
     kind = "runc"
 
 

@@ -19,7 +19,12 @@ from whippletree.protocols import Snapshot
 from whippletree.sandboxes.keeper import Kept
 
 SUPPORT = sandboxes.probe(config_of("runc", Path(tempfile.gettempdir()) / f"whippletree-{os.geteuid()}"))
-KINDS = ["process", *([] if SUPPORT.bubblewrap else ["bubblewrap"]), *([] if SUPPORT.runc else ["runc"])]
+KINDS = [
+    "process",
+    *([] if SUPPORT.bubblewrap else ["bubblewrap"]),
+    *([] if SUPPORT.runc else ["runc"]),
+    *([] if SUPPORT.podman else ["podman"]),
+]
 needs_runc = pytest.mark.skipif(bool(SUPPORT.runc), reason=f"runc does not work here: {SUPPORT.runc}")
 needs_criu = pytest.mark.skipif(
     bool(SUPPORT.checkpoint), reason=f"no checkpoints here (WHIPPLETREE_CRIU names a criu): {SUPPORT.checkpoint}"
@@ -63,6 +68,38 @@ async def count(box: sandboxes.Box) -> None:
     pytest.fail("the counter does not count")
 
 
+WRITER = """
+import time
+for number in range(10**9):
+    print(number, flush=True)
+    with open("log", "a") as log:
+        log.write(f"{number}\\n")
+    time.sleep(0.01)
+"""
+
+
+@needs_criu
+async def test_output_that_nobody_waits_for_is_dropped_in_what_is_restored_too(
+    make: Make, again: Restore, tmp_path: Path
+) -> None:
+    box = await make("runc")
+    left = await box.exec(("sh", "-c", 'python3 -c "$1" & true', "sh", WRITER), timeout=300)
+    assert left.left_running
+    first = await again(await box.snapshot(tmp_path / "first"))
+    snapshot = await first.snapshot(tmp_path / "second")
+    assert (snapshot.holds, snapshot.reason) == ("processes+files", "")
+    for restored in (first, await again(snapshot)):
+        seen = await numbers(restored)
+        for _ in range(500):
+            if len(await numbers(restored)) > len(seen) + 5:
+                break
+            await asyncio.sleep(0.02)
+        else:
+            pytest.fail("it does not write on")
+        found = await numbers(restored)
+        assert found == list(range(len(found)))
+
+
 async def numbers(box: sandboxes.Box) -> list[int]:
     return [int(word) for word in (await sh(box, "cat log")).output.split()]
 
@@ -77,6 +114,7 @@ async def test_files_come_back_with_owners_modes_and_links(
     snapshot = await box.snapshot(tmp_path / "s")
     assert snapshot == sandboxes.load_snapshot(tmp_path / "s")
     assert (snapshot.backend, snapshot.workdir, snapshot.sandbox_id) == (kind, "/app", box.handle and box.handle.sandbox_id)
+    assert (snapshot.environment, snapshot.limits) == (spec_of().environment, spec_of().limits)
     assert snapshot.files_bytes > 0 and snapshot.frozen_seconds > 0
     assert (snapshot.holds == "files") is bool(snapshot.reason)
     if kind != "runc":
@@ -97,9 +135,9 @@ async def test_files_come_back_with_owners_modes_and_links(
     assert left_behind(sandbox_root) == NOTHING
 
 
-@needs_runc
-async def test_what_was_removed_from_usr_stays_removed(make: Make, again: Restore, tmp_path: Path) -> None:
-    box = await make("runc")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in ("runc", "podman")])
+async def test_what_was_removed_from_usr_stays_removed(kind: str, make: Make, again: Restore, tmp_path: Path) -> None:
+    box = await make(kind)
     await sh(box, "rm /usr/bin/env; rm -rf /usr/share/doc; mkdir /usr/share/doc; echo x > /usr/share/doc/own", user="root")
     other = await again(await box.snapshot(tmp_path / "s"))
     assert "No such file" in (await sh(other, "ls /usr/bin/env")).output
@@ -129,6 +167,42 @@ async def test_processes_and_files_are_of_one_moment(make: Make, again: Restore,
     for one in (other, box):
         await one.stop()
     assert left_behind(sandbox_root) == NOTHING
+
+
+@needs_criu
+async def test_only_the_files_come_back_where_that_is_asked_for(make: Make, sandbox_root: Path, tmp_path: Path) -> None:
+    box = await make("runc")
+    await count(box)
+    snapshot = await box.snapshot(tmp_path / "s")
+    assert snapshot.holds == "processes+files"
+    config = msgspec.structs.replace(config_of("runc", sandbox_root), criu="/bin/false")  # as on a machine without it
+    other = sandboxes.restore(config, snapshot, spec_of(sandbox_id="files"), gateway=AWAY, processes=False)
+    try:
+        await other.start()
+        found = await numbers(other)
+        assert len(found) >= 5 and (await other.usage()).processes == 0
+    finally:
+        await other.stop()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bubblewrap"])  # which waits for no command
+async def test_a_snapshot_that_is_given_up_leaves_a_sandbox_that_works_and_makes_no_other(
+    kind: str, make: Make, tmp_path: Path
+) -> None:
+    box = await make(kind)
+    running = asyncio.create_task(sh(box, "touch begun; sleep 1000", timeout=1000))
+    while await box.read("/app/begun") is None:
+        await asyncio.sleep(0.02)
+    given_up = asyncio.create_task(box.snapshot(tmp_path / "s"))  # waits for the command
+    await asyncio.sleep(0.1)
+    for task in (given_up, running):
+        task.cancel()
+    await asyncio.wait([given_up, running])
+    assert given_up.cancelled() and not (tmp_path / "s" / "snapshot.json").exists()
+    assert (await sh(box, "echo on")).output == "on\n"
+    with pytest.raises(SandboxError, match="an earlier snapshot was given up"):
+        await box.snapshot(tmp_path / "again")
+    assert not (tmp_path / "again").exists()
 
 
 @needs_criu
@@ -290,6 +364,9 @@ async def test_what_cannot_be_restored_is_refused(kind: str, make: Make, again: 
         sandboxes.restore(
             sandboxes.SandboxConfig(kind="bubblewrap" if kind == "process" else "process"), snapshot, spec_of(), gateway=AWAY
         )
+    if kind == "process":
+        with pytest.raises(SandboxError, match="the root file system of the snapshot is gone"):
+            await again(msgspec.structs.replace(snapshot, rootfs="/no/such/root"), rootfs="/no/such/root")
     (tmp_path / "s" / "snapshot.json").unlink()
     with pytest.raises(SandboxError, match="the snapshot is gone"):
         await again(snapshot)

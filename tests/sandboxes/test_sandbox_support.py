@@ -19,7 +19,12 @@ from whippletree.configuration import field_docs
 from whippletree.errors import ConfigurationError, SandboxError
 
 SUPPORT = sandboxes.probe()
-KINDS = ["process", *(["bubblewrap"] if SUPPORT.works else []), *([] if SUPPORT.runc else ["runc"])]
+KINDS = [
+    "process",
+    *(["bubblewrap"] if SUPPORT.works else []),
+    *([] if SUPPORT.runc else ["runc"]),
+    *([] if SUPPORT.podman else ["podman"]),
+]
 
 
 def test_probe_tells_what_does_not_work_and_leaves_nothing(sandbox_root: Path) -> None:

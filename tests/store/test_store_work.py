@@ -12,7 +12,7 @@ import pytest
 from whippletree.protocols import AttemptOutcome
 from whippletree.store import RecordStore, SegmentPayloadStore, StoreConfig
 from whippletree.store.database import Connection, Cursor, Database, Value
-from whippletree.store.sqlite import SqliteConnection
+from whippletree.store.sqlite import SqliteConnection, SqliteDatabase
 from whippletree.types import Event
 
 Asked = list[tuple[str, tuple[Value, ...]]]
@@ -41,6 +41,8 @@ class Watched:
         self.place = database.place
         self.asked: Asked = []
         self.database = database
+        if not isinstance(database, SqliteDatabase):
+            database._busy = 30_000  # type: ignore[attr-defined]  # a busy machine is no reason to end a long transaction
 
     def writer(self) -> Connection:
         return Noted(self.database.writer(), self.asked)
@@ -78,8 +80,10 @@ def finish(store: RecordStore, make: Any, names: list[str]) -> None:
     store.append_events(
         [Event(event_id=f"e-{name}", rollout_id=name, attempt=1, time=1.0, kind="phase") for name in names]
     ).result()
+    half = len(names) // 2
+    begun = [begin.result() for begin in [store.begin(name, "node-1", 60.0) for name in names[:half]]]  # leases that are over
     claimed = store.claim("host-1", len(names)).result()
-    assert len(claimed) == len(names)
+    assert len(begun) + len(claimed) == len(names)
     for done in [store.finish(AttemptOutcome(attempt=make.rewarded(name))) for name in names]:
         done.result()
 
@@ -89,7 +93,9 @@ def use(store: RecordStore, make: Any, number: int) -> dict[str, Callable[[], ob
     store.create_rollouts([make.spec(f"w{number}-{n}", group_id=f"g{number}") for n in range(6)]).result()
     cursor = store.page(order="updated", limit=100_000).next
     return {
-        "begin": lambda: store.begin(f"w{number}-5", "w").result(),
+        "begin": lambda: store.begin(f"w{number}-5", "w", 60.0).result(),
+        "renew": lambda: store.renew(f"w{number}-5", 1).result(),
+        "lapsed": store.end_lapsed,
         "claim": lambda: store.claim("w", 3).result(),
         "running": lambda: store.rollouts(states=["running"]),
         "queuing page": lambda: store.page(states=["queuing"], limit=5),

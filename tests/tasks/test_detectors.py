@@ -119,6 +119,12 @@ def test_addresses_and_leftovers_are_named() -> None:
     assert in_address("93.184.216.34", 443).evidence == "93.184.216.34:443"
     assert "inside" in in_address("10.0.0.5", 22).says
     assert "outside" in in_address("example.com", 443).says
+    assert in_address("example.com", 443).trick == "network"
+    for host in ("files.pythonhosted.org", "registry.npmjs.org", "deb.debian.org", "raw.githubusercontent.com", "github.com"):
+        found = in_address(host, 443)
+        assert (found.trick, found.evidence) == ("download", f"{host}:443") and "it fetches" in found.says
+    assert in_address("notpypi.org", 443).trick == in_address("pypi.org.example", 443).trick == "network"
+    assert in_address("10.0.0.5", 80, mirrors=["10.0.0.5"]).trick == "download"
     assert [found.trick for found in in_leftovers(["/tests was there already"])] == ["reward"]
 
 

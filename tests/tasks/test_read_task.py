@@ -178,22 +178,45 @@ def test_users_networks_and_checks_are_kept_per_phase(directory):
     task = load_task(directory)
     (step,) = task.steps
     assert (step.agent_user, step.judging.user, step.judging.collect[0].user) == ("1000", "root", "0")
-    assert step.agent_network == Network(mode="no-network")
-    assert step.judging.network == Network(mode="allowlist", hosts=("a.org",))
+    assert step.agent_network == Network(mode="no-network", key="agent.network_mode")
+    assert step.judging.network == Network(mode="allowlist", hosts=("a.org",), key="verifier.network_mode")
+    assert task.place.network == Network(mode="public", key="")  # it says nothing of it
     assert task.workdir == "/srv" and task.place.healthcheck == Healthcheck(command="ok", retries=7)
     assert [(artifact.source, artifact.destination) for artifact in step.artifacts] == [
         ("/logs/artifacts", "logs/artifacts"),
         ("/srv/out", "srv/out"),
         ("/etc/x", "x"),
     ]
-    assert [note.split(":")[0] for note in task.notes] == ["verifier.network_mode = allowlist", "environment.cpus = 2.0"]
+    assert task.notes == ()
+    assert task.place.cpus == 2.0 and task.sandbox_spec("s").limits.cpus == 2.0
 
 
-@pytest.mark.parametrize("older", ["[environment]\nallow_internet = true\n", "[environment]\nnetwork_mode = 'public'\n"])
-def test_a_network_that_is_asked_for_and_not_given_is_a_note(directory, older):
-    (directory / "task.toml").write_text(older)
-    (note,) = load_task(directory).notes
-    assert "reaches the gateway and nothing else" in note
+@pytest.mark.parametrize(
+    ("text", "mode", "key"),
+    [
+        ("[environment]\nallow_internet = true\n", "public", "environment.allow_internet"),
+        ("[environment]\nallow_internet = false\n", "no-network", "environment.allow_internet"),
+        ("[environment]\nnetwork_mode = 'public'\nallow_internet = false\n", "public", "environment.network_mode"),
+        ("", "public", ""),
+    ],
+)
+def test_the_environments_network_is_that_of_phases_that_name_none(directory, text, mode, key):
+    (directory / "task.toml").write_text(text)
+    task = load_task(directory)
+    assert {task.place.network, task.steps[0].agent_network, task.steps[0].judging.network} == {Network(mode=mode, key=key)}
+
+
+def test_a_separate_verifiers_network_is_its_own(directory):
+    head = "[environment]\nnetwork_mode = 'public'\n"
+    (directory / "task.toml").write_text(head + "[verifier]\nenvironment_mode = 'separate'\n")
+    assert load_task(directory).steps[0].judging.network.key == "environment.network_mode"  # a copy of the agent's
+    (directory / "task.toml").write_text(head + "[verifier.environment]\ncpus = 1\n")
+    assert load_task(directory).steps[0].judging.network == Network()
+    (directory / "task.toml").write_text(head + "[verifier.environment]\nnetwork_mode = 'no-network'\n")
+    found = load_task(directory).steps[0].judging.network
+    assert found == Network(mode="no-network", key="verifier.environment.network_mode")
+    (directory / "task.toml").write_text(head + "[verifier]\nnetwork_mode = 'public'\n[verifier.environment]\ncpus = 1\n")
+    assert load_task(directory).steps[0].judging.network == Network(mode="public", key="verifier.network_mode")
 
 
 @pytest.fixture
@@ -201,9 +224,10 @@ def stepped(directory) -> Path:
     (directory / "instruction.md").unlink()
     (directory / "task.toml").write_text(
         "schema_version = '1.4'\nmulti_step_reward_strategy = 'final'\nartifacts = ['/app/a']\n"
+        "[environment]\nnetwork_mode = 'public'\n"
         "[agent]\ntimeout_sec = 9\nuser = 'coder'\n[verifier]\ntimeout_sec = 8\nenv = {A = '1', B = '1'}\n"
         "[[steps]]\nname = 'one'\nmin_reward = 0.5\nartifacts = ['/app/b']\n"
-        "[steps.agent]\ntimeout_sec = 3\n[steps.verifier]\nenv = {B = '2'}\n"
+        "[steps.agent]\ntimeout_sec = 3\nnetwork_mode = 'no-network'\n[steps.verifier]\nenv = {B = '2'}\n"
         "[[steps]]\nname = 'two'\nmin_reward = {style = 0.1}\n"
     )
     for name, text in {
@@ -225,6 +249,10 @@ def test_steps_are_read_in_order_with_what_they_inherit(stepped):
     assert [(step.name, step.instruction, step.agent_timeout, step.agent_user) for step in task.steps] == [
         ("one", "First.", 3.0, "coder"),
         ("two", "Second.", 9.0, "coder"),
+    ]
+    assert [(step.agent_network.mode, step.agent_network.key) for step in task.steps] == [
+        ("no-network", "steps.one.agent.network_mode"),
+        ("public", "environment.network_mode"),
     ]
     assert one.judging.tests == (str(stepped / "tests"), str(stepped / "steps/one/tests"))
     assert two.judging.tests == (str(stepped / "tests"),)

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from whippletree.errors import StoreError
 from whippletree.loop.layout import Layout
+from whippletree.protocols import AttemptOutcome
 from whippletree.store import SqliteStore, open_store
+from whippletree.types import Event, Usage, VerifierResult
 from whippletree.ui.rollout import make_console, print_rollout, print_rollouts
 
 
@@ -67,6 +69,26 @@ def test_a_failed_rollout_says_whose_fault_and_what_to_do(layout: Layout):
     assert "sandbox in boot: bwrap said" in text
     assert "what to do: run `whippletree check`" in text
     assert "attempt 1: sandbox;" in text
+
+
+def test_what_a_sandbox_used_and_what_was_noted_is_shown(layout: Layout):
+    with open_store(layout.store) as store:
+        store.create_rollouts([train_spec("a")]).result()
+        (attempt,) = store.claim("w", 1).result()
+        usage = Usage(cpu_seconds=1.5, memory_peak_bytes=3 * 2**20, processes=0, disk_bytes=2**19)
+        ended = msgspec.structs.replace(attempt, usage=usage, result=VerifierResult(reward=1.0))
+        store.finish(AttemptOutcome(attempt=ended)).result()
+        suspicion = {"trick": "download", "evidence": f"pypi.org:443 {EVIL}", "says": ""}
+        kinds = {"hack_suspected": suspicion, "phase": {"name": "boot"}, "network_refused": {"host": "x" * 5_000}}
+        events = [
+            Event(event_id=kind, rollout_id="a", attempt=1, time=1.0, kind=kind, data=data) for kind, data in kinds.items()
+        ]
+        store.append_events(events).result()
+        text = shown(store, layout, "a")
+        assert store.attempts("a")[0].usage == usage
+    assert "sandbox: 1.50 s of CPU, 3.0 MiB of memory at most, 0.5 MiB of files\n" in text
+    assert "hack_suspected in attempt 1: trick download, evidence pypi.org:443 " in text and "phase in" not in text
+    assert "network_refused in attempt 1: host xxx" in text and "x" * 500 not in text and "\x1b" not in text
 
 
 def test_rollouts_without_an_attempt_or_still_running_can_be_shown(layout: Layout):

@@ -131,6 +131,14 @@ def _add_rollouts(commands: Any) -> None:
     compare.add_argument("trajectory", type=Path, help="an ATIF document")
     compare.set_defaults(run=_rollouts_reconcile)
 
+    shell = rollouts.add_parser("shell", help="open the machine of an attempt, as its snapshot has it")
+    shell.add_argument("run_dir", type=Path)
+    shell.add_argument("rollout_id")
+    shell.add_argument("--attempt", type=int, default=0, metavar="N", help="which attempt; default: the last with a snapshot")
+    shell.add_argument("--user", default="", metavar="USER", help="as whom, by name or number; default: as the agent")
+    shell.add_argument("--files", action="store_true", help="files only, where the processes cannot be restored here")
+    shell.set_defaults(run=_rollouts_shell)
+
 
 def _open(run_dir: Path) -> Store:
     layout = Layout(run_dir)
@@ -196,6 +204,16 @@ def _rollouts_reconcile(arguments: argparse.Namespace) -> int:
     for finding in found.findings:
         print(f"{finding.level:5} {finding.code}: {printable(finding.message)}")
     return 1 if found.worst == "FATAL" else 0
+
+
+def _rollouts_shell(arguments: argparse.Namespace) -> int:
+    from whippletree.cli.rollout_shell import rollouts_shell
+
+    store = _open(arguments.run_dir)
+    try:
+        return rollouts_shell(arguments, store)
+    finally:
+        store.close()
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,8 @@
     gateway | engine | controller | learner --run-dir DIR    one process of a run
     tasks make | list | validate | show | check | run
     harness list | show             config show | check
-    rollouts list | show            report DIR                version
+    rollouts list | show | export | reconcile | shell
+    report DIR                version
 
 Invariants (tests/cli/test_cli.py):
 - every error of this package ends the command with status 2 and one message that names cause and next step;

@@ -2,7 +2,8 @@
 
 Invariants (tests/cli/test_services.py):
 - a restarted engine serves the weights that were published last, under their version;
-- each command writes its ready file only once it serves.
+- each command writes its ready file only once it serves;
+- all of them end when the run has ended (ending.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from whippletree.cli.ending import end_with_run
 from whippletree.configuration import load
 from whippletree.errors import ConfigurationError
 from whippletree.loop.config import RunConfig
@@ -43,6 +45,8 @@ def _begin(arguments: argparse.Namespace) -> tuple[RunConfig, Layout]:
     layout = Layout(arguments.run_dir.resolve())
     config = load(RunConfig, layout.config)
     layout.ready(arguments.command).parent.mkdir(exist_ok=True)
+    if arguments.command != "learner":
+        end_with_run(layout.summary, arguments.command)
     return config, layout
 
 

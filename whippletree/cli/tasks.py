@@ -12,23 +12,29 @@ import argparse
 import asyncio
 import functools
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from whippletree.cli.task_shell import command, shell
+from whippletree.cli.task_shell import NO_GATEWAY, command, shell
 from whippletree.configuration import convert
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import Sandbox, SandboxSpec
 from whippletree.tasks.config import TrailFamily
+from whippletree.tasks.images import HOSTS, Backing
 from whippletree.tasks.reading import Reading, load_task, read_task
 from whippletree.tasks.reward import RewardExpression
+from whippletree.tasks.task import Task
 from whippletree.types import VerifierResult
 from whippletree.ui.conversation import printable
 
-NO_GATEWAY = ("127.0.0.1", 9)  # sandboxes are made without a network here, so this is never used
+if TYPE_CHECKING:
+    from whippletree.control.reaching import Reach
+    from whippletree.sandboxes.config import SandboxConfig
+
+T = TypeVar("T")
 
 
 def add_commands(commands: Any) -> None:
@@ -70,6 +76,15 @@ def add_commands(commands: Any) -> None:
     for parser in (check, running):
         parser.add_argument("--reward", default="", metavar="EXPRESSION", help="reward from named scores, as control.reward")
         parser.add_argument("--sandbox", default="auto", metavar="KIND", help="backend, as sandbox.kind; default: auto")
+    for parser in (validate, check, running):
+        text = "what tasks get of the networks that they ask for, as control.network.tasks; default: closed"
+        parser.add_argument("--network", default="closed", choices=["closed", "allowlist", "open"], help=text)
+    for parser in (listing, validate, show):
+        parser.add_argument(
+            "--sandbox", default="", metavar="KIND", help="read them for a backend; default: any without images"
+        )
+    for parser in (listing, validate, show, check, running):
+        parser.add_argument("--images", choices=("needed", "always"), default="needed", help="as control.images")
 
 
 def _variables(arguments: argparse.Namespace) -> dict[str, str]:
@@ -80,11 +95,47 @@ def _variables(arguments: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _maker(arguments: argparse.Namespace) -> Callable[[SandboxSpec], Sandbox]:
-    from whippletree.sandboxes import SandboxConfig, create
+def _config(arguments: argparse.Namespace) -> SandboxConfig:
+    from whippletree.sandboxes.config import SandboxConfig
 
-    config = convert(SandboxConfig, {"kind": arguments.sandbox}, "--sandbox")
-    return functools.partial(create, config, gateway=NO_GATEWAY)
+    return convert(SandboxConfig, {"kind": arguments.sandbox}, "--sandbox")
+
+
+def _maker(arguments: argparse.Namespace) -> Callable[[SandboxSpec], Sandbox]:
+    from whippletree.sandboxes import create
+
+    return functools.partial(create, _config(arguments), gateway=NO_GATEWAY)
+
+
+def _backing(arguments: argparse.Namespace) -> Backing:
+    """What the sandboxes of --sandbox can be."""
+    if not arguments.sandbox:
+        return HOSTS
+    from whippletree.control.imaging import backing_of
+
+    return backing_of(_config(arguments), arguments.images)
+
+
+async def _with_images(arguments: argparse.Namespace, task: Task, work: Callable[[Task], Awaitable[T]]) -> T:
+    """Do something with a task once its images are there. Raises SandboxError, TaskError."""
+    if not task.images:
+        return await work(task)
+    from whippletree.control.imaging import HeldImages, Imaging
+
+    imaging = Imaging(_config(arguments), wanted=arguments.images)
+    held = HeldImages(imaging)
+    try:
+        return await work(await held.on(task))
+    finally:
+        held.close()
+        await imaging.close()
+
+
+def _reach(arguments: argparse.Namespace, task: Task) -> Reach:
+    from whippletree.control.config import NetworkConfig
+    from whippletree.control.reaching import Reach
+
+    return Reach(convert(NetworkConfig, {"tasks": arguments.network}, "--network"), task)
 
 
 def _rule(arguments: argparse.Namespace) -> RewardExpression | None:
@@ -109,7 +160,8 @@ def _list(arguments: argparse.Namespace) -> int:
     found = sorted(path.parent for path in arguments.directory.glob("*/task.toml"))
     if not found:
         raise ConfigurationError(f"no task in {arguments.directory}", "each sub-directory with a task.toml is a task")
-    readings = [read_task(path, variables) for path in found]
+    backing = _backing(arguments)
+    readings = [read_task(path, variables, backing) for path in found]
     if arguments.json:
         _print_json(readings)
         return 0
@@ -131,7 +183,8 @@ def _line(reading: Reading) -> str:
 
 def _validate(arguments: argparse.Namespace) -> int:
     variables = _variables(arguments)
-    readings = [read_task(path, variables) for path in arguments.paths]
+    backing = _backing(arguments)
+    readings = [_noted(arguments, read_task(path, variables, backing)) for path in arguments.paths]
     if arguments.json:
         _print_json(readings)
     for path, reading in zip(arguments.paths, readings, strict=True):
@@ -142,18 +195,28 @@ def _validate(arguments: argparse.Namespace) -> int:
     return 1 if any(reading.problems for reading in readings) else 0
 
 
+def _noted(arguments: argparse.Namespace, reading: Reading) -> Reading:
+    """With what the task asks of the network in vain among its notes."""
+    if reading.task is None:
+        return reading
+    notes = (*reading.task.notes, *_reach(arguments, reading.task).withheld)
+    return msgspec.structs.replace(reading, task=msgspec.structs.replace(reading.task, notes=notes))
+
+
 def _show(arguments: argparse.Namespace) -> int:
-    _print_json(load_task(arguments.path, _variables(arguments)))
+    _print_json(load_task(arguments.path, _variables(arguments), _backing(arguments)))
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
     from whippletree.tasks.checks import check_task
 
-    make, rule, variables = _maker(arguments), _rule(arguments), _variables(arguments)
+    make, rule, variables, backing = _maker(arguments), _rule(arguments), _variables(arguments), _backing(arguments)
     checks = []
     for path in arguments.paths:
-        checks.append(asyncio.run(check_task(load_task(path, variables), make, rule=rule)))
+        task = load_task(path, variables, backing)
+        judged = functools.partial(check_task, make_sandbox=make, rule=rule, reach=_reach(arguments, task))
+        checks.append(asyncio.run(_with_images(arguments, task, judged)))
         if not arguments.json:
             lines = [printable(problem) for problem in checks[-1].problems]
             print(f"{'FAIL' if lines else 'ok  '} {path}", *lines, sep="\n     ", flush=True)
@@ -165,21 +228,25 @@ def _check(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from whippletree.tasks.trial import do_nothing, oracle, run_trial
 
-    task, rule, make = load_task(arguments.path, _variables(arguments)), _rule(arguments), _maker(arguments)
+    task = load_task(arguments.path, _variables(arguments), _backing(arguments))
+    rule, make = _rule(arguments), _maker(arguments)
     acting = oracle if arguments.oracle else shell if arguments.shell else do_nothing
     if arguments.shell_command:
         acting = functools.partial(command, arguments.shell_command, quiet=arguments.json)
-    result = asyncio.run(
-        run_trial(
-            task,
+
+    async def work(ready: Task) -> VerifierResult:
+        return await run_trial(
+            ready,
             make,
             acting,
             name=f"run-{secrets.token_hex(4)}",
             timeout=max(step.judging.timeout for step in task.steps),
             rule=rule,
             directory=arguments.artifacts.absolute() if arguments.artifacts else None,
+            reach=_reach(arguments, task),
         )
-    )
+
+    result = asyncio.run(_with_images(arguments, task, work))
     if arguments.json:
         _print_json(result)
     else:

@@ -1,10 +1,10 @@
 """One attempt at a rollout, from a cold sandbox to an outcome.
 
-    boot ─► healthcheck ─► setup ─► agent ─► seal ─► collect ─► verify ─► cleanup
-    task,   of the         files    the      no      hooks,     tests     sandboxes
-    sandbox task           │        harness  more    artifacts  │         gone
-                           └──── once per step of the task ─────┘
-                           (seal: after the last one that is run)
+    image ─► boot ─► healthcheck ─► setup ─► agent ─► seal ─► collect ─► verify ─► cleanup
+    where    task,   of the         files    the      no      hooks,     tests     sandboxes
+    it has   sandbox task           │        harness  more    artifacts  │         gone
+    one                             └──── once per step of the task ─────┘
+                                    (seal: after the last one that is run)
 
 Every phase has its own limit, all of them together have one, and each is recorded with its seconds. A harness that ran out of
 time or budget did its job: what follows is a setting. Everything else that goes wrong is a cause with the reward left None; the
@@ -21,6 +21,7 @@ Invariants (tests/control/test_attempt.py, test_attempt_steps.py):
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import re
@@ -35,25 +36,29 @@ import msgspec
 from whippletree import sandboxes
 from whippletree.control.config import ControlConfig, reward_rule
 from whippletree.control.defending import Defence, note
+from whippletree.control.imaging import HeldImages, Imaging
+from whippletree.control.keeping import Keeping, Shelf
 from whippletree.control.launch import HIDDEN, KILL_SECONDS, Launcher, Launchers
+from whippletree.control.measuring import measured
 from whippletree.control.phases import CLEANUP, Ended, Phases
 from whippletree.control.policy import AgentEnd, Row, SealReport, blame, cut_short, judge, row_of
+from whippletree.control.reaching import AttemptNetwork
 from whippletree.errors import ConfigurationError, SandboxError, WhippletreeError
 from whippletree.gateway.keys import mint
 from whippletree.gateway.ownership import owner
-from whippletree.protocols import AttemptSpec, SandboxHandle, SandboxSpec, Store
+from whippletree.protocols import AttemptSpec, Sandbox, SandboxHandle, SandboxSpec, Store
 from whippletree.sandboxes.config import SandboxConfig
-from whippletree.tasks import Step, Task, load_task
+from whippletree.tasks import Step, Task
 from whippletree.tasks.artifacts import Manifest, collect
 from whippletree.tasks.bench import Bench
 from whippletree.tasks.preparing import await_health, prepare_step
 from whippletree.tasks.scores import goes_on, step_result, total
 from whippletree.tasks.verifier import clear
-from whippletree.types import Attempt, Cause, CauseClass, Event, Phase, RolloutSpec, StepResult, VerifierResult
+from whippletree.types import Attempt, Cause, CauseClass, Event, Phase, RolloutSpec, StepResult, Usage, VerifierResult
 
 log = logging.getLogger(__name__)
 
-INTERRUPTIBLE = ("", "boot", "healthcheck", "setup", "agent")  # later phases are short, and their tokens are paid for
+INTERRUPTIBLE = ("", "image", "boot", "healthcheck", "setup", "agent")  # later phases are short, and their tokens are paid for
 STEP_PHASES = ("setup", "healthcheck", "agent", "collect", "verify")
 INNER_PORT = 8000  # where the gateway is reached on 127.0.0.1 inside an isolated sandbox
 VERIFY_SLACK = 15.0  # seconds beyond the verifier's own limit, for copying tests in and the reward out
@@ -70,7 +75,7 @@ class Sealer(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What all attempts of a controller share. `gateway` is (host, port), `gateway_ports` the own
-    ports of its workers, where there are several; `prefix` begins the names of its sandboxes."""
+    ports of its workers, where there are several; `prefix` begins the names of its sandboxes; `shelf` has its snapshots."""
 
     store: Store
     sealer: Sealer
@@ -84,6 +89,8 @@ class Parts:
     directory: Path
     prefix: str
     starting: asyncio.Semaphore
+    imaging: Imaging
+    shelf: Shelf
 
 
 def slug(rollout_id: str) -> str:
@@ -104,7 +111,11 @@ class AttemptRun:
         self._name = f"{parts.prefix}{slug(spec.rollout_id)}-{attempt.attempt}"
         self._directory = parts.directory / "attempts" / slug(spec.rollout_id) / str(attempt.attempt)
         self._defence = Defence(parts.config.defence, parts.store, attempt, parts.directory / "hidden")
-        self._sandbox: sandboxes.Box | None = None
+        self._network = AttemptNetwork(parts.config.network, parts.store, attempt, self._defence)
+        self._images = HeldImages(parts.imaging)
+        self._keeping = Keeping(parts.config, parts.shelf, parts.store, attempt, self._directory, key=self.key, hidden=HIDDEN)
+        self._sandbox: Sandbox | None = None
+        self._usage: Usage | None = None
         self._benches: list[Bench] = []
         self._steps: list[StepResult] = []
         self._exit_status = ""
@@ -138,9 +149,13 @@ class AttemptRun:
         except Exception as error:
             log.exception("%s attempt %d: unexpected error in phase %s", self.spec.rollout_id, self.attempt.attempt, self.phase)
             cause = self._cause(blame(error, self.phase), f"unexpected {error!r}", "the controller's log has the traceback")
-        await to_the_end(self._clean_up())
         if result is not None and result.reward is None and cause is None:
             cause = self._cause(CauseClass.VERIFIER, "the verifier gave neither a reward nor a cause", "mend the verifier")
+        if cause is not None and cause.cause is not CauseClass.CANCELLED:
+            with contextlib.suppress(asyncio.CancelledError):  # it has failed already, and is cleaned up now
+                await self._keeping.take(self._sandbox, self._phases)
+        await to_the_end(self._clean_up(cause))
+        self._images.close()
         if result is None and self._steps:
             result = VerifierResult(reward=None, cause=self._hide(cause), steps=tuple(self._steps))
         return msgspec.structs.replace(
@@ -153,16 +168,22 @@ class AttemptRun:
             sealed=True,
             sandbox=_name(self._sandbox.handle) if self._sandbox else "",
             cut_short=self._hide(self._cut_short),
+            usage=self._usage,
+            snapshot=self._keeping.kept,
         )
 
     async def _work(self) -> VerifierResult:
         limits = self.parts.config.deadlines
+        async with self._phases.enter("boot", limits.boot, begins=True):
+            launcher, binding = self.parts.launchers.find(self.spec)
+            task = await self.parts.imaging.read(Path(self.spec.task_path))
+            _check_users(task, launcher)
+        if task.images:
+            async with self._phases.enter("image", limits.image):
+                task = await self._images.on(task)
         async with self.parts.starting:
             self._phases.begin()
             async with self._phases.enter("boot", limits.boot):
-                launcher, binding = self.parts.launchers.find(self.spec)
-                task = await asyncio.to_thread(load_task, Path(self.spec.task_path), self.parts.config.variables)
-                _check_users(task, launcher)
                 handle = await self._boot(task, launcher)
         if task.place.healthcheck is not None:
             async with self._phases.enter("healthcheck", limits.healthcheck):
@@ -192,10 +213,12 @@ class AttemptRun:
     async def _boot(self, task: Task, launcher: Launcher) -> SandboxHandle:
         port = INNER_PORT if launcher.inside else 0
         spec = msgspec.structs.replace(task.sandbox_spec(self._name, gateway_port=port), read_only=launcher.read_only)
-        self._sandbox = self._make(await asyncio.to_thread(self._defence.conceal, spec))
-        return await self._sandbox.start()
+        self._sandbox = self._make(await asyncio.to_thread(self._defence.conceal, self._network.around(spec, task)))
+        handle = await self._sandbox.start()
+        await self._defence.cover(self._sandbox)
+        return handle
 
-    def _make(self, spec: SandboxSpec) -> sandboxes.Box:
+    def _make(self, spec: SandboxSpec) -> Sandbox:
         return sandboxes.create(self.parts.sandbox, spec, gateway=self._gateway)
 
     @property
@@ -206,7 +229,7 @@ class AttemptRun:
         return host, ports[owner(self.spec.rollout_id, len(ports))] if ports else port
 
     @property
-    def _box(self) -> sandboxes.Box:
+    def _box(self) -> Sandbox:
         if self._sandbox is None:
             raise SandboxError("the attempt has no sandbox yet")
         return self._sandbox
@@ -244,16 +267,18 @@ class AttemptRun:
         async with self._phases.enter("setup", limits.setup, step.name):
             if self._steps:
                 await clear(self._box)
+                await self._network.enter(self._box, "setup", step)
             await prepare_step(task, step, self._box, timeout=limits.setup)
             agent = await launcher.setup(spec, self._box)
             await self._defence.before(self._box, task.workdir)
         if step.healthcheck is not None:
             async with self._phases.enter("healthcheck", limits.healthcheck, step.name):
                 await await_health(step.healthcheck, self._box)
-        bench = Bench(task, step, self._make, f"{self._name}-v{len(self._benches)}")
+        bench = Bench(task, step, self._network.apart(self._make, step), f"{self._name}-v{len(self._benches)}")
         self._benches.append(bench)
         async with self._phases.enter("agent", timeout + launcher.slack, step.name):
             bench.begin()
+            await self._network.enter(self._box, "agent", step)
             end = await agent.run(timeout)
             self._exit_status = end.result.exit_status
             self._cut_short = cut_short(end, timeout)
@@ -263,6 +288,7 @@ class AttemptRun:
         """Close the attempt at the gateway, end what the agent left running, and decide whether it can be verified."""
         limit = self.parts.config.deadlines.seal
         async with self._phases.enter("seal", limit + 2 * KILL_SECONDS):
+            await self._network.enter(self._box, "seal")
             report = await self.parts.sealer.seal(self.spec.rollout_id, self.attempt.attempt, limit, crashed=end.result.crashed)
             self._sealed = True
             calls = await asyncio.to_thread(self.parts.store.calls, self.spec.rollout_id, self.attempt.attempt)
@@ -274,6 +300,8 @@ class AttemptRun:
                 self._cut_short = None
                 raise Ended(short)
             await self._kill_all()
+            self._usage = await measured(self._box)
+        await self._keeping.take(self._sandbox, self._phases)
 
     async def _kill_all(self) -> None:
         try:
@@ -281,6 +309,7 @@ class AttemptRun:
                 await self._box.kill_all()
         except TimeoutError as error:
             raise SandboxError(f"its processes did not end within {KILL_SECONDS:g} s") from error
+        await self._network.enter(self._box, "collect")
 
     async def _judge(self, task: Task, step: Step, bench: Bench) -> VerifierResult:
         """The step's scores, or the cause that there are none. Nothing of the agent runs any more."""
@@ -294,19 +323,24 @@ class AttemptRun:
         limit = min(limits.verify, step.judging.timeout)
         async with self._phases.enter("verify", limit * (1 + bench.separate) + VERIFY_SLACK, step.name):
             await self._defence.after(self._box, task.workdir, last=self._sealed)
+            if not bench.separate:
+                await self._network.enter(self._box, "verify", step)
             found = await bench.judge(self._box, manifest, directory, timeout=limit)
             self._defence.left(found.tampering)
             return found
 
-    async def _clean_up(self) -> None:
+    async def _clean_up(self, cause: Cause | None) -> None:
         if self._sandbox is None:
             return
         limit = self.parts.config.deadlines.cleanup
         try:
             async with self._phases.enter(CLEANUP, limit):
+                self._network.end(self._sandbox)
+                self._usage = self._usage or await measured(self._sandbox)
                 await asyncio.gather(self._sandbox.stop(), *(bench.close() for bench in self._benches))
         except Ended:
             log.error("%s: its sandbox did not end within %g s; `clean` removes it", self.attempt.rollout_id, limit)
+        await self._keeping.settle(cause)
 
     def _report(self, done: Phase) -> None:
         place = f"{done.name}-{done.step}" if done.step else done.name

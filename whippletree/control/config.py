@@ -5,7 +5,7 @@ Invariants (tests/control/test_control_config.py): every default is valid; a lim
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ from whippletree.configuration import Config
 from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.control.policy import OnLimit, RestartPolicy
 from whippletree.errors import ConfigurationError
+from whippletree.sandboxes import egress_rules
 from whippletree.tasks.reward import RewardExpression
 from whippletree.types import CauseClass, Launch
 
@@ -37,6 +38,8 @@ def reward_rule(*texts: str) -> RewardExpression | None:
 class DeadlineConfig(Config):
     """Limit of each phase of an attempt, in seconds."""
 
+    image: Seconds = 1800.0
+    """Waiting for the images of the task, which this attempt or another one has made."""
     boot: Seconds = 60.0
     """Reading the task and starting the sandbox."""
     healthcheck: Seconds = 120.0
@@ -51,6 +54,8 @@ class DeadlineConfig(Config):
     """Waiting for the gateway to record what is in flight and to close the attempt."""
     collect: Seconds = 120.0
     """The task's collect hooks and the copying of its artifacts, per step."""
+    snapshot: Seconds = 60.0
+    """Keeping the sandbox's files and processes, where `snapshots` asks for it; it takes nothing of the total."""
     verify: Seconds = 120.0
     """The verifier; a task may state a shorter limit of its own."""
     cleanup: Seconds = 20.0
@@ -83,6 +88,26 @@ class DefenceConfig(Config):
     """Look through the agent's commands for tricks; what is found becomes events and changes no reward."""
 
 
+class NetworkConfig(Config):
+    """What attempts may reach besides the gateway. Entries are "host:port", a host (then port 443), "*.name:port" for all names
+    below one, or "*:port" for every public address. An address that is not public must be listed itself."""
+
+    tasks: Literal["closed", "allowlist", "open"] = "closed"
+    """What tasks get of the networks that they ask for: nothing; the hosts of their allow-lists; or these, and where they ask
+    for "public" every public address (ports 80 and 443)."""
+    setup: tuple[str, ...] = ()
+    """Besides, for every task, until its first agent starts: a mirror of packages, for example."""
+    agent: tuple[str, ...] = ()
+    """Besides, for every task, while its agent works."""
+    verify: tuple[str, ...] = ()
+    """Besides, for every task, while its tests run."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an entry that is no rule; `convert` adds the key."""
+        for entry in (*self.setup, *self.agent, *self.verify):
+            egress_rules.entry(entry)
+
+
 class ControlConfig(Config):
     """How rollouts are run on this machine."""
 
@@ -93,6 +118,10 @@ class ControlConfig(Config):
     "kubernetes": one Job per attempt, from a template."""
     starts_at_once: Count = 8
     """Sandboxes being started at the same time; the others wait, outside their boot limit."""
+    images: Literal["needed", "always"] = "needed"
+    """Which tasks run on images, where the backend takes images: those that need one, or all (docs/tasks.md)."""
+    images_at_once: Count = 4
+    """Images being built or fetched at the same time, for attempts and, all but one, ahead of them."""
     idle_poll_seconds: Seconds = 0.05
     """Longest pause between two looks for queuing rollouts."""
     busy_poll_seconds: Seconds = 0.005
@@ -109,18 +138,30 @@ class ControlConfig(Config):
     score named "reward", or the only one."""
     variables: dict[str, str] = {}
     """Values of the ${NAME}s in tasks' variables. They are in the run's configuration file: no place for secrets."""
+    snapshots: Literal["off", "failed", "all"] = "off"
+    """Keep the sandbox as the agent left it, below the attempt's directory, to be opened by `whippletree rollouts shell`: of no
+    attempt, of those that end with a cause, or of all but cancelled ones."""
+    snapshots_gb: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Size, in GiB, of all snapshots of a run; beyond it the oldest are removed."""
     deadlines: DeadlineConfig = DeadlineConfig()
     """Limits of an attempt's phases."""
     defence: DefenceConfig = DefenceConfig()
     """What is done against agents that cheat."""
+    network: NetworkConfig = NetworkConfig()
+    """What attempts may reach besides the gateway, by phase; not with launch = "kubernetes"."""
     pool: PoolConfig = PoolConfig()
     """Pool hosts; used with launch = "pool"."""
     kubernetes: KubernetesConfig = KubernetesConfig()
     """Jobs; used with launch = "kubernetes"."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a reward that is no expression; `convert` adds the key."""
+        """Raises ValueError for a reward that is no expression, and for snapshots of what no sandbox of ours runs; `convert`
+        adds the key."""
         check_reward(self.reward)
+        if self.launch == "kubernetes" and self.network != NetworkConfig():
+            raise ValueError("network is not for Jobs: pods reach what kubernetes.network says")
+        if self.snapshots != "off" and self.launch == "kubernetes":
+            raise ValueError('snapshots are of sandboxes on this machine: with launch = "kubernetes" leave them "off"')
 
     def on_limit(self, cause: CauseClass) -> OnLimit:
         """What the setting of a cause says that has one (policy.LIMITS)."""

@@ -21,21 +21,25 @@ import fcntl
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from whippletree import sandboxes
+from whippletree.control.ahead import ahead
 from whippletree.control.attempt import AttemptRun, Parts, to_the_end
 from whippletree.control.policy import decide, row_of
-from whippletree.control.watchdog import LoopWatch
 from whippletree.errors import ConfigurationError, ConflictError
 from whippletree.protocols import AttemptOutcome, Store
 from whippletree.store.cancelling import Cancellations
 from whippletree.types import Attempt, Cause
+from whippletree.watchdog import LoopWatch
 
 log = logging.getLogger(__name__)
 
+LOCK = "controller.lock"  # in the run directory
+LOCK_TRIES, LOCK_PAUSE = 5, 0.02
 CUT_SECONDS = 1.0  # for the gateway to end the calls of an attempt that was cut short
 
 
@@ -66,12 +70,13 @@ class Controller:
 
     async def run(self) -> None:
         """Until `stop`. Raises StoreError when outcomes cannot be written."""
-        with only_one(self.parts.directory / "controller.lock"):
+        with only_one(self.parts.directory / LOCK):
             await self._take_over()
             self.started.set()
             async with self.watch.watching():
                 try:
-                    await self._reconcile()
+                    async with ahead(self.parts.imaging, self.parts.store):
+                        await self._reconcile()
                 finally:
                     await self._wind_down()
         log.info("controller ended; the longest lag of its event loop was %.3f s", self.watch.worst)
@@ -194,13 +199,30 @@ def _describe(attempt: Attempt, cause: Cause) -> str:
     return f"{attempt.rollout_id} attempt {attempt.attempt}: {cause.cause} in {cause.phase or 'queue'}: {cause.message}"
 
 
+def absent(directory: Path) -> str:
+    """That no controller works on this run directory, in words; "" where one does."""
+    try:
+        with (directory / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return f"no controller was ever started on {directory}"
+    except OSError:
+        return ""  # somebody holds it
+    return f"no controller works on {directory}: it has ended, or was killed"
+
+
 @contextmanager
 def only_one(path: Path) -> Iterator[None]:
     """Hold the run directory's lock, which the system drops when this process ends in whatever way."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(f"another controller works on {path.parent}", "stop it, or choose another run") from error
+        for left in reversed(range(LOCK_TRIES)):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if not left:  # held for longer than somebody needs who only looks whether it is
+                    cause = f"another controller works on {path.parent}"
+                    raise ConfigurationError(cause, "stop it, or choose another run") from error
+                time.sleep(LOCK_PAUSE)
         yield

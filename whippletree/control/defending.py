@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,10 @@ import msgspec
 
 from whippletree.control.config import DefenceConfig
 from whippletree.errors import SandboxError, StoreError
-from whippletree.protocols import SandboxSpec, Store
-from whippletree.sandboxes import Box
+from whippletree.protocols import NetworkRefusal, Sandbox, SandboxSpec, Store
 from whippletree.tasks.defence import Survey, put_away, survey
 from whippletree.tasks.detectors import Suspicion, in_address, in_commands, in_leftovers
-from whippletree.tasks.hiding import Hidden, give_back, hide
+from whippletree.tasks.hiding import Hidden, give_back, hide, hide_in_image, take_away
 from whippletree.types import Attempt, Call, Event, ParsedMessage
 
 log = logging.getLogger(__name__)
@@ -48,6 +47,7 @@ class Defence:
         self._attempt = attempt
         self._cache = hidden
         self._hidden: list[tuple[Hidden, str]] = []
+        self._covered: tuple[tuple[str, Hidden], ...] = ()
         self._before: Survey | None = None
         self._seen: set[tuple[str, str]] = set()
 
@@ -61,18 +61,25 @@ class Defence:
             files.append((hidden.visible, inside))
             if hidden.taken:
                 self._hidden.append((hidden, inside))
+        if spec.rootfs:
+            self._covered = hide_in_image(Path(spec.rootfs), self._cache).repositories
         return msgspec.structs.replace(spec, files=tuple(files))
 
-    async def before(self, box: Box, workdir: str) -> None:
+    async def cover(self, box: Sandbox) -> None:
+        """Hide the future that the image of a sandbox, which has just started, brought along. Raises SandboxError."""
+        for inside, hidden in self._covered:
+            await take_away(box, hidden, inside)
+            self._hidden.append((hidden, inside))
+
+    async def before(self, box: Sandbox, workdir: str) -> None:
         """Note what is there before the agent."""
         if self._config.put_away:
             self._before = await self._or_none(survey(box, workdir))
 
-    async def after(self, box: Box, workdir: str, *, last: bool) -> None:
+    async def after(self, box: Sandbox, workdir: str, *, last: bool) -> None:
         """Put away what the agent planted; once it cannot run any more (`last`), give the history back. Raises SandboxError."""
         if self._before is not None:
             self._suspect(await put_away(box, workdir, self._before))
-        self._suspect([in_address(refused.host, refused.port) for refused in box.refusals])
         if last:
             for hidden, inside in self._hidden:
                 await give_back(box, hidden, inside)
@@ -81,6 +88,10 @@ class Defence:
         """Note what the agent's commands look like. Reads the attempt's calls. Raises StoreError."""
         if self._config.detect:
             self._suspect(in_commands(self._commands()))
+
+    def refused(self, refusals: Sequence[NetworkRefusal], mirrors: Collection[str] = ()) -> None:
+        """Note what the agent tried to reach; `mirrors`: hosts that its set-up had its packages from."""
+        self._suspect([in_address(refusal.host, refusal.port, mirrors=mirrors) for refusal in refusals])
 
     def left(self, tampering: Sequence[str]) -> None:
         """Note what the verifier found where only tests write."""

@@ -112,16 +112,21 @@ class PoolLauncher:
 
     async def setup(self, spec: AttemptSpec, sandbox: Sandbox) -> Agent:
         """Nothing to prepare: the host enters the sandbox by its handle."""
-        return _PoolAgent(self._pool, spec)
+        return _PoolAgent(self._pool, spec, sandbox)
 
 
 class _PoolAgent:
-    def __init__(self, pool: Pool, spec: AttemptSpec) -> None:
+    def __init__(self, pool: Pool, spec: AttemptSpec, sandbox: Sandbox) -> None:
         self._pool = pool
         self._spec = spec
+        self._sandbox = sandbox
 
     async def run(self, timeout: float) -> AgentEnd:
-        return await self._pool.run(self._spec, timeout)
+        spec = self._spec
+        if (proxy := self._sandbox.proxy_environment) and spec.sandbox is not None:  # for every command of the harness
+            handle = msgspec.structs.replace(spec.sandbox, environment=spec.sandbox.environment | proxy)
+            spec = msgspec.structs.replace(spec, sandbox=handle)
+        return await self._pool.run(spec, timeout)
 
 
 class ProcessLauncher:
@@ -167,7 +172,7 @@ class _ProcessAgent:
             done = await self._sandbox.exec(
                 ["/bin/sh", "-c", _TO_FILE, "agent", name, *self._plan.argv],
                 timeout=timeout,
-                environment=self._plan.environment,
+                environment=self._sandbox.proxy_environment | self._plan.environment,
                 cwd=self._spec.workdir,
                 user=self._spec.user,
             )

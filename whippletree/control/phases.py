@@ -2,7 +2,7 @@
 
 Invariants (tests/control/test_attempt.py):
 - a phase that overruns ends with a cause that names it and the setting to raise; the record says so too;
-- the total covers every phase but clean-up, which always has its own time.
+- the total covers every phase from its begin on but the snapshot and clean-up, which always have their own time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from whippletree.control.policy import MESSAGE_LIMIT
 from whippletree.types import Cause, CauseClass, Phase
 
 CLEANUP = "cleanup"
+SNAPSHOT = "snapshot"
+UNCOUNTED = (SNAPSHOT, CLEANUP)  # phases that take nothing of the total
 
 
 class Ended(Exception):
@@ -47,25 +49,31 @@ class Phases:
         return self._end - time.monotonic()
 
     @asynccontextmanager
-    async def enter(self, name: str, limit: float, step: str = "") -> AsyncIterator[None]:
-        """Time a phase and hold it to `limit` seconds. Raises Ended when it overruns."""
+    async def enter(self, name: str, limit: float, step: str = "", *, begins: bool = False) -> AsyncIterator[None]:
+        """Time a phase and hold it to `limit` seconds. Raises Ended when it overruns. `begins`: the first part of a phase that
+        is entered again; on the record only where it is the part that failed."""
         self.name = name
-        whole = name != CLEANUP and self.left < limit
+        whole = name not in UNCOUNTED and self.left < limit
         held = max(self.left, 0.0) if whole else limit
         started, begin = time.time(), time.monotonic()
         scope = asyncio.timeout(held)
+        done = False
         try:
             async with scope:
                 yield
+            done = True
         except TimeoutError as error:
             if not scope.expired():
                 raise
             raise Ended(self._overrun(limit, whole=whole)) from error
         finally:
             seconds = time.monotonic() - begin
+            if name in UNCOUNTED:
+                self._end += seconds
             phase = Phase(name=name, started=started, seconds=seconds, limit=held, step=step, overran=scope.expired())
-            self.done.append(phase)
-            self._report(phase)
+            if not (begins and done):
+                self.done.append(phase)
+                self._report(phase)
 
     def _overrun(self, limit: float, *, whole: bool) -> Cause:
         if whole:

@@ -291,7 +291,8 @@ class _Host:
         """Handle the host's messages until it has no more; returns what went wrong."""
         limit = self._pool.config.ready_seconds
         try:
-            line = await asyncio.wait_for(reader.readline(), limit)
+            async with asyncio.timeout(limit):  # wait_for would lose a cancellation that comes together with the line
+                line = await reader.readline()
             while line:
                 message = decode_report(line)
                 if isinstance(message, Failed):

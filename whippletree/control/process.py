@@ -21,6 +21,8 @@ from whippletree.configuration import Config, convert
 from whippletree.control.attempt import Parts
 from whippletree.control.config import ControlConfig, HarnessBinding
 from whippletree.control.controller import Controller
+from whippletree.control.imaging import Imaging
+from whippletree.control.keeping import GIB, Shelf
 from whippletree.control.launch import Launchers
 from whippletree.control.seal import GatewaySealer
 from whippletree.errors import ConfigurationError, WhippletreeError
@@ -95,9 +97,11 @@ async def run(spec: ControllerSpec, stop: asyncio.Event) -> None:
     secret = load_secret(Path(spec.secret))
     with open_store(Path(spec.store), config=StoreConfig(durability="power"), instance="controller") as store:
         sealer = GatewaySealer(spec.gateway_url, control_key(secret), store)
+        config = spec.control
+        imaging = Imaging(spec.sandbox, wanted=config.images, at_once=config.images_at_once, variables=config.variables)
         try:
+            await imaging.backing()
             await launchers.start()
-            config = spec.control
             parts = Parts(
                 store=store,
                 sealer=sealer,
@@ -111,9 +115,12 @@ async def run(spec: ControllerSpec, stop: asyncio.Event) -> None:
                 directory=directory,
                 prefix=sandbox_prefix(directory),
                 starting=asyncio.Semaphore(config.starts_at_once),
+                imaging=imaging,
+                shelf=Shelf(directory, config.snapshots_gb * GIB),
             )
             await _serve(Controller(parts, spec.worker), spec, stop)
         finally:
+            await imaging.close()
             await launchers.close()
             sealer.close()
 

@@ -65,9 +65,8 @@ def build_app(
     RolloutRoutes(rollouts, endpoints, access).add_to(app.router)
 
     async def in_the_background(app: web.Application) -> AsyncIterator[None]:
-        tasks = [
-            asyncio.create_task(_told(work)) for work in (sessions.sweep_for_ever(), rollouts.follow(), endpoints.follow())
-        ]
+        work = (sessions.sweep_for_ever(), rollouts.follow(), rollouts.keep_leases(), endpoints.follow())
+        tasks = [asyncio.create_task(_told(one)) for one in work]
         yield
         for task in tasks:
             task.cancel()

@@ -57,7 +57,7 @@ class GatewayControl:
 
     def status(self) -> GatewayStatus:
         """What the gateway is doing."""
-        return self._caller.call("GET", "/control/status", GatewayStatus)
+        return self._caller.call("GET", "/control/status", GatewayStatus, limit=0.0)  # one that stands still is not there
 
     # --- captured sessions -----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from whippletree.configuration import Config
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+LONGEST_LEASE = 2_592_000.0  # seconds
 
 
 class GatewayConfig(Config):
@@ -64,5 +65,13 @@ class GatewayConfig(Config):
     """Seconds after which a hold that nobody released ends by itself."""
     seal_limit: Seconds = 10.0
     """Seconds that a seal waits for the calls in flight of its attempt, before it cancels them."""
+    linger_limit: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Seconds that a call goes on whose client went away. One that comes back within them, as the restored copy of a sandbox
+    does, finds the same call; 0 ends the call at once, and who comes back goes on from what it had sampled."""
+    lease_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_LEASE)] = 3600.0
+    """Seconds without a heartbeat, model call, event or update after which an attempt that was begun through the rollout API is
+    lost (cause "host_lost"), unless its begin says otherwise. 0: never."""
+    stall_seconds: Seconds = 5.0
+    """Seconds that the event loop of a worker may stand still before the log says so, with the code that it is in."""
     session_ttl: Seconds = 86400.0
     """Seconds without a call after which a captured session ends as failed, with cause "deadline"."""

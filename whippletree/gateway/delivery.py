@@ -75,7 +75,7 @@ async def answer(http: web.Request, gateway: Gateway, session: Session, incoming
             serve = _stream if incoming.request.stream else _whole
             return await serve(http, gateway, session, incoming, live)
         finally:
-            live.leave()
+            live.leave(0.0 if session.sealed else gateway.config.linger_limit)
     finally:
         session.users -= 1
 

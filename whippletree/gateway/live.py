@@ -4,12 +4,13 @@
         └─────────────┴─ abandon ─► recording (abort) ─► done(error)
 
 A call is a task of its own, so that a retry can join it and a disconnect can end it. Followers block on it; it blocks on what
-calls.py and generation.py say, then on the store. The last follower that leaves while it samples abandons it; recording is
-never cut short. Its head is known once its prompt is (`begun`).
+calls.py and generation.py say, then on the store. The last follower that leaves while it samples abandons it, at once or once
+nobody has come back for a while; recording is never cut short. Its head is known once its prompt is (`begun`).
 Invariants (tests/gateway/test_gateway_live_calls.py):
 - `done` resolves only after the store has the call;
 - a follower that joins late sees every delta, from the first;
-- an abandoned call with sampled ids is recorded as aborted; one without leaves no record.
+- an abandoned call with sampled ids is recorded as aborted; one without leaves no record;
+- a call that lingers ends as if it had been followed, or is abandoned `linger` seconds after the last follower left.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class LiveCall:
         self._phase: Literal["sampling", "recording"] = "sampling"
         self._abandoned: RequestError | None = None
         self._followers = 0
+        self._lingering: asyncio.TimerHandle | None = None
         self._ears: set[asyncio.Future[bool]] = set()  # of followers that wait for something new
         self._task: asyncio.Task[None] | None = None
 
@@ -140,12 +142,28 @@ class LiveCall:
     def join(self) -> None:
         """One more follower, until `leave`."""
         self._followers += 1
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
 
-    def leave(self) -> None:
-        """A follower has its reply or went away; the last one takes the call with it."""
+    def leave(self, linger: float = 0.0) -> None:
+        """A follower has its reply or went away; the last one takes the call with it, unless another comes within `linger`
+        seconds."""
         self._followers -= 1
-        if self._followers == 0:
-            self.abandon(RequestError("the client went away", status=499, code="client_closed_request"))
+        if self.followed:
+            return
+        if linger and not self.done.done():
+            self._lingering = asyncio.get_running_loop().call_later(linger, self._left)
+        else:
+            self._left()
+
+    def _left(self) -> None:
+        self.abandon(RequestError("the client went away", status=499, code="client_closed_request"))
+
+    @property
+    def followed(self) -> bool:
+        """Somebody waits for it."""
+        return self._followers > 0
 
     async def follow(self, keepalive: float) -> AsyncGenerator[StreamDelta | None, None]:
         """Every delta from the first, and None after each `keepalive` seconds without one; ends when the call is done."""

@@ -26,7 +26,7 @@ from whippletree.gateway.dialects.responses_ids import call_of_response
 from whippletree.gateway.digest import fields_of, request_digest
 from whippletree.gateway.recording import Incoming
 from whippletree.gateway.requests import dialect_of, read_body
-from whippletree.gateway.roles import hints_from
+from whippletree.gateway.roles import Hints, hints_from
 from whippletree.gateway.service import Gateway
 from whippletree.gateway.settling import Presence
 from whippletree.protocols import Renderer
@@ -37,6 +37,7 @@ PREFIXES = ("", "/r/{key}", PROXY)
 RETRY_HEADER = "x-stainless-retry-count"  # of the OpenAI and Anthropic SDKs; other clients repeat the body and say nothing
 ALIVE_PATHS = ("/", "/v1", "/v1/", "/v1beta", "/v1beta/", "/api/hello")  # where harnesses look with HEAD
 LONG_BODY = 4_000  # bytes; what is longer is rendered on a thread
+HUGE_BODY = 500_000  # bytes; what is longer is read on a thread too: the loop would stand still meanwhile
 
 
 class ModelRoutes:
@@ -47,6 +48,7 @@ class ModelRoutes:
         self._renderer = renderer
         self._access = access
         self._presence = presence
+        self._huge = asyncio.Semaphore(1)  # several threads at once would leave the loop little of the interpreter
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Register every route."""
@@ -74,21 +76,14 @@ class ModelRoutes:
         key = self._access.attempt(request)
         target = dialect.target(request.match_info, request.query)
         body = await read_body(request)
-        await self._gateway.turnstile.turn()
-        with readable():
-            fields = fields_of(body)
-            incoming = Incoming(
-                dialect=dialect,
-                body=body,
-                fields=fields,
-                request=dialect.parse(body, target),
-                digest=request_digest(dialect, fields, target),
-                received=received,
-                target=target,
-                retry=request.headers.get(RETRY_HEADER, "0") not in ("", "0"),
-                hints=hints_from(request.headers),
-            )
-            check_portable(incoming.request)
+        retry = request.headers.get(RETRY_HEADER, "0") not in ("", "0")
+        read = partial(_incoming, dialect, body, target, received=received, retry=retry, hints=hints_from(request.headers))
+        if len(body) > HUGE_BODY:
+            async with self._huge:
+                incoming = await asyncio.to_thread(read)
+        else:
+            await self._gateway.turnstile.turn()
+            incoming = read()
         session = await self._gateway.session(key)
         self._presence.note(session)
         return await answer(request, self._gateway, session, incoming)
@@ -99,12 +94,15 @@ class ModelRoutes:
         target = dialect.target(request.match_info, request.query)
         body = await read_body(request)
         await self._gateway.session(key)  # an attempt that has ended counts nothing either
-        with readable():
-            asked = dialect.parse_count(body, target)
-            check_portable(asked)
-            render = partial(self._renderer.render, asked.messages, asked.tools)
-            ids = await asyncio.to_thread(render) if len(body) > LONG_BODY else render()
-        return json_response(dialect.counted(len(ids)))
+
+        def counted() -> int:
+            with readable():
+                asked = dialect.parse_count(body, target)
+                check_portable(asked)
+                return len(self._renderer.render(asked.messages, asked.tools))
+
+        count = await asyncio.to_thread(counted) if len(body) > LONG_BODY else counted()
+        return json_response(dialect.counted(count))
 
     async def models(self, request: web.Request) -> web.Response:
         """GET the model list, in the form of the dialect that asks."""
@@ -162,6 +160,25 @@ class ModelRoutes:
     async def head(self, request: web.Request) -> web.Response:
         """HEAD: some harnesses look whether anybody is there."""
         return web.Response()
+
+
+def _incoming(dialect: Dialect, body: bytes, target: Target, *, received: float, retry: bool, hints: Hints) -> Incoming:
+    """A request, read. Raises RequestError (400)."""
+    with readable():
+        fields = fields_of(body)
+        incoming = Incoming(
+            dialect=dialect,
+            body=body,
+            fields=fields,
+            request=dialect.parse(body, target),
+            digest=request_digest(dialect, fields, target),
+            received=received,
+            target=target,
+            retry=retry,
+            hints=hints,
+        )
+        check_portable(incoming.request)
+        return incoming
 
 
 def json_response(body: bytes, status: int = 200) -> web.Response:

@@ -164,7 +164,8 @@ def add_statuses(reports: Sequence[GatewayStatus]) -> GatewayStatus:
         for engine in reports[0].engines
     )
     counted = ("in_flight", "waiting", "sessions", "calls", "delivered", "aborted", "replayed", "resumed", "refused_keys")
-    sums = {name: sum(getattr(report, name) for report in reports) for name in counted}
+    sums = {name: sum(getattr(report, name) for report in reports) for name in (*counted, "loop_stalls")}
+    sums |= {name: max(getattr(report, name) for report in reports) for name in ("loop_lag", "loop_lag_worst")}
     return msgspec.structs.replace(
         reports[0], held=all(report.held for report in reports), prefix_breaks=breaks, engines=engines, **sums
     )

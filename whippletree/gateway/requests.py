@@ -25,6 +25,7 @@ KEY_PREFIX = re.compile(r"^/r/([^/]*)(?=/|$)")
 PROXY_PREFIX = re.compile(r"^/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/[^/]+(?=/|$)")
 KEY_LIKE = re.compile(r"\bwtc?-[\w.=-]*")
 PATHS = {
+    "api": re.compile(r"/api/"),  # whose refusals have one form, that of chat, whatever an id or a header looks like
     "gemini": re.compile(r"/v1(alpha|beta)\w*(/|$)|.*:(generateContent|streamGenerateContent|countTokens)$"),
     "messages": re.compile(r"(/v1)?/messages(/|$)"),
     "responses": re.compile(r"(/v1)?/responses(/|$)"),

@@ -93,7 +93,8 @@ async def serving(
         await _listen(runner, config, sockets)
         if parts.probe:
             gateway.replicas.start()
-        yield runner.addresses[0][1]
+        async with gateway.watch.watching():
+            yield runner.addresses[0][1]
     finally:
         await gateway.close()
         await runner.cleanup()

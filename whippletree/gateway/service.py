@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +41,7 @@ from whippletree.gateway.turnstile import Turnstile
 from whippletree.gateway.wire import GatewayStatus, HoldReport, SealReport
 from whippletree.protocols import Engine, Renderer, Store
 from whippletree.types import Call, CallPayload, ChatRequest, EngineReport, ParsedMessage
+from whippletree.watchdog import LoopWatch
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class Gateway:
         self.config = config
         self.replicas = Replicas(engines, reports, load_router(config.router))
         self.turnstile = Turnstile()
+        self.watch = LoopWatch(f"the event loop of gateway process {os.getpid()}", config.stall_seconds)
         self._store = store
         self._gate = Gate(config.max_in_flight, config.hold_limit)
         self._generator = Generator(config, self._gate, self.replicas)
@@ -89,7 +93,26 @@ class Gateway:
             self._sessions.move_to_end(key)
         session.check_open()
         session.used = time.monotonic()
+        if session.renewal_due:
+            await self._renew(session)
+            session.check_open()
         return session
+
+    async def _renew(self, session: Session) -> None:
+        """Begin its lease anew; where the attempt is lost, seal it here too."""
+        now = time.monotonic()
+        if await asyncio.wrap_future(self._store.renew(session.key.rollout_id, session.key.attempt)) is None:
+            self._fenced(session)
+        session.renewed = now
+
+    async def renew_leases(self) -> None:
+        """Renew those of attempts that have called, or wait for a reply, since their lease began."""
+        await asyncio.gather(*(self._renew(session) for session in list(self._sessions.values()) if session.renewal_due))
+
+    @property
+    def shortest_lease(self) -> float:
+        """Seconds; infinity where no attempt in memory has a lease."""
+        return min((item.lease_seconds for item in self._sessions.values() if item.lease_seconds), default=math.inf)
 
     async def _load(self, key: AttemptKey) -> Session:
         loading = self._loading.get(key)
@@ -253,9 +276,10 @@ class Gateway:
         return SealReport(sealed=sealed, calls=len(calls), delivered=sum(call.delivered for call in calls))
 
     async def _settle(self, session: Session, limit: float) -> None:
-        """Wait for an attempt's calls; cancel those that wait for their turn at once, and the others at the limit."""
+        """Wait for an attempt's calls; cancel those that wait for their turn, or that nobody waits for, at once, and the others
+        at the limit."""
         for live in list(session.live.values()):
-            if not live.sampled.submitted:
+            if not live.sampled.submitted or not live.followed:
                 live.abandon(_sealed())
         calls = list(session.live.values())
         if not all(await asyncio.gather(*(live.settled(limit) for live in calls))):
@@ -280,6 +304,9 @@ class Gateway:
             resumed=self._generator.resumed,
             prefix_breaks=dict(self._calls.breaks),
             engines=tuple(replica.health() for replica in self.replicas.active),
+            loop_lag=round(self.watch.lag, 4),
+            loop_lag_worst=round(self.watch.worst, 4),
+            loop_stalls=self.watch.stalls,
         )
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ Invariants (tests/gateway/test_gateway_session.py):
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
@@ -33,7 +34,8 @@ SKELETONS = 64  # requests of one attempt that the next one's body is compared w
 class Session:
     """What the gateway knows of one attempt."""
 
-    def __init__(self, key: AttemptKey, sampling: Sampling, leaves: Leaves) -> None:
+    def __init__(self, key: AttemptKey, sampling: Sampling, leaves: Leaves, lease_seconds: float = 0.0) -> None:
+        """`lease_seconds`: the attempt's lease, which its calls renew; 0 where it has none."""
         self.key = key
         self.sampling = sampling
         self.sealed = False
@@ -48,12 +50,20 @@ class Session:
         self.preferred = -1  # the replica that has this attempt's prefix
         self.users = 0  # handlers that work with it
         self.used = time.monotonic()  # when it was last asked for
+        self.lease_seconds = lease_seconds
+        self.renewed = -math.inf  # when its lease began, as far as this process knows
         self._skeletons: OrderedDict[str, Skeleton] = OrderedDict()  # by call id
 
     @property
     def idle(self) -> bool:
         """Nothing is under way: it may be dropped from memory."""
         return not self.users and not self.live and not self.marks
+
+    @property
+    def renewal_due(self) -> bool:
+        """Whether it has given a sign of life that its lease does not know of. Not at each call: an eighth of a lease late."""
+        since = time.monotonic() - self.renewed
+        return self.lease_seconds > 0 and since >= self.lease_seconds / 8 and (bool(self.live) or self.used > self.renewed)
 
     def check_open(self) -> None:
         """Raises RequestError (403) when the attempt takes no further calls."""
@@ -103,7 +113,7 @@ def load_session(store: Store, key: AttemptKey, leaves: Leaves) -> Session:
     attempt = next((item for item in attempts if item.attempt == key.attempt), None)
     if attempt is None:
         raise _unknown(f"rollout {key.rollout_id!r} has no attempt {key.attempt}")
-    session = Session(key, rollout.spec.sampling, leaves)
+    session = Session(key, rollout.spec.sampling, leaves, attempt.lease_seconds)
     session.sealed = attempt.sealed or rollout.terminal or any(item.attempt > key.attempt for item in attempts)
     if not session.sealed:
         _load_calls(session, store)

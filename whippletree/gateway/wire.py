@@ -43,7 +43,10 @@ class GatewayStatus(Struct):
     """What the gateway is doing. Counts are since its process started.
 
     `prefix_breaks` counts calls by cause; "" are those that went on from recorded ids. `refused_keys` counts requests whose key
-    opened nothing here: a harness that was not given its key, or that replaced it.
+    opened nothing here: a harness that was not given its key, or that replaced it. `loop_lag`: by how many seconds the event
+    loop was late at most in the last minute, `loop_lag_worst` ever; `loop_stalls`: how often it stood still for
+    `gateway.stall_seconds`. Of several workers the lags are the largest, all other counts are sums.
+
     Example: GatewayStatus(held=False, in_flight=3, waiting=0, sessions=2, calls=40, delivered=37, aborted=0, replayed=0,
                            resumed=0, prefix_breaks={"first": 8, "": 32}, engines=(ReplicaHealth(...),))
     """
@@ -60,6 +63,9 @@ class GatewayStatus(Struct):
     prefix_breaks: dict[str, int] = {}
     engines: tuple[ReplicaHealth, ...] = ()
     refused_keys: int = 0
+    loop_lag: float = 0.0
+    loop_lag_worst: float = 0.0
+    loop_stalls: int = 0
 
 
 class Health(Struct, omit_defaults=False):

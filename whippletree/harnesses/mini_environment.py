@@ -1,7 +1,8 @@
 """Mini's environment class for pool hosts: commands run in the attempt's sandbox, and look to mini as if they ran locally.
 
 Results equal those of mini's LocalEnvironment (tests/harnesses/test_mini_environment.py): return code (negative for a signal),
-merged output, universal newlines, the exception of a time limit, the mark of a submission. Imports mini.
+merged output, universal newlines, the exception of a time limit, the mark of a submission. But where a command has exited and
+left a process in the background, mini's own waits for that until the time limit; this returns. Imports mini.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from whippletree.batching.config import BatchingConfig
 from whippletree.configuration import Config
@@ -85,8 +87,13 @@ class LoopSection(Config):
     """Updates between evaluations; the first and the last weights are always evaluated. 0: only those two."""
     eval_samples: int = 1
     """Rollouts per held-out task in an evaluation."""
+    eval_limit: Annotated[float, msgspec.Meta(ge=0)] = 14_400.0
+    """Seconds that one evaluation may take; rollouts that are not over then are cancelled and counted as `cut`. 0: no limit."""
     max_attempts: int = 3
     """Attempts that a rollout gets when the infrastructure fails."""
+    peer_limit: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    """Seconds that the loop waits for a controller, gateway or engine that is not there, before the run stops with an error
+    that names it. Longer than their restart takes."""
     stall_limit: float = 600.0
     """Seconds without any change of any rollout after which the run stops with an error."""
     max_failed_share: float = 0.5

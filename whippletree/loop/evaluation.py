@@ -1,18 +1,27 @@
 """Evaluation on the held-out tasks: the same tasks, the same sampling, at chosen policy versions.
 
+    create ─► controller runs them ─► all over, or `limit` seconds: the others are cancelled ─► one line
+
 Invariants (tests/loop/test_evaluation.py):
+- it ends within its limit, whatever the rollouts do; what was cut is counted and said, never left out;
 - a rollout that failed for reasons other than the model is counted apart, never as a wrong answer;
 - evaluation rollouts are never trained (their purpose says so).
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from whippletree.loop.metrics import EvalMetrics, mean, success_rate
+from whippletree.loop.watch import Watch
 from whippletree.protocols import Store
+from whippletree.store.transitions import cancelled
 from whippletree.types import Rollout, RolloutSpec, Sampling, Struct
+
+log = logging.getLogger(__name__)
 
 
 class Heldout(Struct):
@@ -51,6 +60,24 @@ def evaluation_specs(
     ]
 
 
+def finish(watch: Watch, names: Collection[str], limit: float) -> list[Rollout]:
+    """Wait until these rollouts are over, at most `limit` seconds (0: no limit); then cancel the others. All of them, ended.
+
+    Raises StoreError and ProcessError as Watch.until does.
+    """
+
+    def unfinished() -> list[str]:
+        known = ((name, watch.rollouts.get(name)) for name in sorted(names))
+        return [name for name, rollout in known if rollout is None or not rollout.terminal]
+
+    if not watch.until(lambda: not unfinished(), seconds=limit or math.inf):
+        late = unfinished()
+        log.warning("%d of %d evaluation rollouts were not over after %g s: they are cancelled", len(late), len(names), limit)
+        watch.store.cancel(late, f"the evaluation's time ({limit:g} s, loop.eval_limit) was over").result()
+        watch.refresh()
+    return [watch.rollouts[name] for name in sorted(names)]
+
+
 def summarise(store: Store, rollouts: Sequence[Rollout], *, step: int, policy_version: int, seconds: float) -> EvalMetrics:
     """Fold terminal rollouts into one line."""
     valid = [rollout for rollout in rollouts if rollout.reward is not None]
@@ -60,13 +87,15 @@ def summarise(store: Store, rollouts: Sequence[Rollout], *, step: int, policy_ve
         cell[0] += int(rollout.reward is not None and rollout.reward >= 1.0)
         cell[1] += 1
     turns = mean(len(store.calls(rollout.spec.rollout_id, rollout.attempt)) for rollout in valid)
+    cut = sum(cancelled(rollout) for rollout in rollouts)
     newest = max((rollout.updated for rollout in rollouts), default=0.0)
     return EvalMetrics(
         step=step,
         policy_version=policy_version,
         time=newest,
         valid=len(valid),
-        failed=len(rollouts) - len(valid),
+        failed=len(rollouts) - len(valid) - cut,
+        cut=cut,
         success=success_rate(valid),
         turns_mean=turns,
         by_difficulty={name: (passed, total) for name, (passed, total) in sorted(counts.items())},

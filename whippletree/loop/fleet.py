@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from whippletree.engines.probe import check_weights, probe_engine
-from whippletree.errors import EngineError, EngineUnavailable
+from whippletree.errors import EngineError, EngineUnavailable, RequestError
 from whippletree.gateway.client import GatewayControl
 from whippletree.protocols import Engine
 from whippletree.types import EngineReport, EngineStatus, WeightUpdate
@@ -118,6 +118,20 @@ class Fleet:
     def statuses(self) -> list[EngineStatus]:
         """What each replica says of itself. Raises EngineUnavailable."""
         return self._wait(self._on_all(lambda engine: engine.status()))
+
+    def missing(self) -> str:
+        """Which of them does not answer at this moment, in words; "" where the gateway and one of its engines do."""
+        try:
+            self.gateway.status()
+        except RequestError as error:
+            return error.cause
+        answers = self._wait(self._answers())
+        if all(isinstance(answer, EngineUnavailable) for answer in answers):
+            return f"no engine answers: {answers[0]}"
+        return ""
+
+    async def _answers(self) -> list[EngineStatus | BaseException]:
+        return await asyncio.gather(*(engine.status() for engine in self.engines), return_exceptions=True)
 
     def close(self) -> None:
         """Close connections and end the thread."""

@@ -17,6 +17,8 @@ from types import FrameType
 import msgspec
 
 from whippletree.batching import check_names
+from whippletree.control.controller import absent
+from whippletree.control.imaging import backing_of
 from whippletree.errors import ConfigurationError
 from whippletree.files import write_json
 from whippletree.gateway.client import GatewayControl
@@ -35,6 +37,7 @@ from whippletree.loop.run import Run
 from whippletree.loop.sources import TrailTasks, resolve
 from whippletree.protocols import Store
 from whippletree.store import open_store
+from whippletree.tasks.images import HOSTS
 from whippletree.types import EngineReport, Struct
 
 LOOPS = {"synchronous": synchronous.train, "collocated": collocated.train}
@@ -53,6 +56,8 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
     """Every source's tasks, loaded and checked. Raises TaskError or ConfigurationError."""
     sources: list[SourceTasks] = []
     heldout: list[Heldout] = []
+    in_cluster = config.control.launch == "kubernetes"
+    backing = HOSTS if in_cluster else backing_of(config.sandbox, config.control.images)
     for section in config.sources:
         if any(source.name == section.name for source in sources):
             raise ConfigurationError(f"two sources are named {section.name}", "give each its own name")
@@ -65,6 +70,7 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
             section.share,
             layout.directory,
             variables=config.control.variables,
+            backing=backing,
         )
         sources.append(source)
         heldout.extend(held)
@@ -87,6 +93,7 @@ def learn(config: RunConfig, layout: Layout) -> None:
     fleet = Fleet(
         GatewayControl(services.gateway_url, control_key(load_secret(layout.secret))),
         [connect_engine(config.engine, services.engine_url)],
+        patience=config.loop.peer_limit,
     )
     run = Run(
         config,
@@ -98,6 +105,7 @@ def learn(config: RunConfig, layout: Layout) -> None:
         heldout=heldout,
         model_directory=Path(services.model_directory),
         weights_directory=layout.weights,
+        missing=lambda: fleet.missing() or absent(layout.directory),
     )
     try:
         run.restore()

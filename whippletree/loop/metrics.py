@@ -68,7 +68,8 @@ class StepMetrics(Struct):
 
 
 class EvalMetrics(Struct):
-    """One evaluation on the held-out tasks. `by_difficulty` maps a difficulty label to (passed, valid).
+    """One evaluation on the held-out tasks. `by_difficulty` maps a difficulty label to (passed, valid). `failed`: for reasons
+    other than the model; `cut`: cancelled, because the evaluation's time was over or by somebody. Neither is in the rate.
 
     Example: EvalMetrics(step=0, policy_version=0, valid=128, failed=0, success=0.27, by_difficulty={"depth 1": (20, 40)})
     """
@@ -82,6 +83,7 @@ class EvalMetrics(Struct):
     turns_mean: float | None
     by_difficulty: dict[str, tuple[int, int]]
     seconds: float
+    cut: int = 0
 
 
 class Summary(Struct, omit_defaults=False):

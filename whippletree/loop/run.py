@@ -19,7 +19,7 @@ Invariants (tests/loop/test_run.py):
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,14 +30,14 @@ from whippletree.learner import checkpoint
 from whippletree.learner.learner import Learner
 from whippletree.loop.batch import Batch, build_batch
 from whippletree.loop.config import RunConfig
-from whippletree.loop.evaluation import Heldout, evaluation_specs, summarise
+from whippletree.loop.evaluation import Heldout, evaluation_specs, finish, summarise
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.groups import Progress, SourceTasks, make_group, progress
 from whippletree.loop.metrics import Log, StepMetrics, finite
 from whippletree.loop.watch import Watch
 from whippletree.protocols import Store
 from whippletree.store.retention import releasable
-from whippletree.types import Rollout, Sampling, StepRecord
+from whippletree.types import Purpose, Sampling, StepRecord
 
 KNOWN_PROMPT_TOKENS = 48
 
@@ -57,7 +57,9 @@ class Run:
         heldout: Sequence[Heldout],
         model_directory: Path,
         weights_directory: Path,
+        missing: Callable[[], str] = str,
     ) -> None:
+        """`missing`: which of those is not there whom rollouts need, in words ("" for none)."""
         self.config = config
         self.directory = directory
         self.store = store
@@ -68,12 +70,17 @@ class Run:
         self.model_directory = model_directory
         self.weights_directory = weights_directory
         self.log = Log(directory)
-        self.watch = Watch(store, "train", stall_limit=config.loop.stall_limit)
+        self._missing = missing
+        self.watch = self._watch("train")
         self.records: dict[int, StepRecord] = {record.step: record for record in store.steps()}
         self.step = 0
         self._collected_since = time.time()
         self._weight_check = float("nan")
         self._known_prompt: list[int] = []
+
+    def _watch(self, purpose: Purpose) -> Watch:
+        loop = self.config.loop
+        return Watch(self.store, purpose, stall_limit=loop.stall_limit, missing=self._missing, peer_limit=loop.peer_limit)
 
     @property
     def sampling(self) -> Sampling:
@@ -261,9 +268,7 @@ class Run:
         )
         self.store.create_rollouts(specs).result()
         names = {spec.rollout_id for spec in specs}
-        watch = Watch(self.store, "eval", stall_limit=loop.stall_limit)
-        watch.until(lambda: sum(name in names and rollout.terminal for name, rollout in watch.rollouts.items()) == len(names))
-        done: list[Rollout] = [watch.rollouts[name] for name in sorted(names)]
+        done = finish(self._watch("eval"), names, loop.eval_limit)
         self.log.append(
             "eval",
             summarise(self.store, done, step=step, policy_version=self.learner.policy_version, seconds=time.time() - started),

@@ -16,6 +16,7 @@ from whippletree.loop.evaluation import Heldout
 from whippletree.loop.groups import SourceTasks
 from whippletree.tasks import load_task
 from whippletree.tasks.config import TrailFamily
+from whippletree.tasks.images import HOSTS, Backing
 from whippletree.tasks.trail import write_tasks
 
 
@@ -71,11 +72,12 @@ def resolve(
     run_directory: Path,
     *,
     variables: Mapping[str, str] | None = None,
+    backing: Backing = HOSTS,
 ) -> tuple[SourceTasks, list[Heldout]]:
     """What the loop needs to know of a source. Every task is loaded once here, so that a broken one stops the run now.
-    `variables`: for the ${NAME}s of its tasks."""
+    `variables`: for the ${NAME}s of its tasks; `backing`: what their sandboxes can be."""
     train, heldout = task_directories(tasks, name, run_directory)
-    loaded = {path: load_task(path, variables) for path in [*train, *heldout]}
+    loaded = {path: load_task(path, variables, backing) for path in [*train, *heldout]}
     source = SourceTasks(
         name=name,
         tasks=tuple((path.name, str(path)) for path in train),

@@ -1,7 +1,9 @@
 """Machines of attempts: `create` one, `attach` to one from another process, `probe` what works here, `clean` what was left.
 
-One file per backend: `bubblewrap` (own root, processes and network) and `process` (a private folder, no isolation). Both are
-kept by the same small process (`keeper`), so that commands, copies, limits and clean-up behave alike.
+One file per backend: `bubblewrap` (own root, processes and network), `runc` and `podman_backend` (the same on an overlay, also
+of an image) and `process` (a private folder, no isolation). These are kept by the same small process (`keeper`), so that
+commands, copies, limits and clean-up behave alike. A `pod` is elsewhere: it has the same protocol and no keeper (`pod`, and the
+modules whose names begin with it).
 
 Who holds whom (an arrow means: when the left end dies, the right end ends everything and goes):
 
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
     from whippletree.sandboxes.box import Backend, Box, attach
     from whippletree.sandboxes.client import SyncExec
     from whippletree.sandboxes.config import SandboxConfig
-    from whippletree.sandboxes.images import ImageCache, RootImage
+    from whippletree.sandboxes.images import ImageCache, RootImage, no_images
     from whippletree.sandboxes.leftovers import Cleaned, clean
+    from whippletree.sandboxes.podman import Stop
     from whippletree.sandboxes.recipes import Archive, Build, Reference, Tree
     from whippletree.sandboxes.snapshots import fork, load_snapshot, restore
     from whippletree.sandboxes.support import SandboxSupport, choose, create, probe
@@ -40,6 +43,7 @@ __all__ = [
     "RootImage",
     "SandboxConfig",
     "SandboxSupport",
+    "Stop",
     "SyncExec",
     "Tree",
     "attach",
@@ -48,6 +52,7 @@ __all__ = [
     "create",
     "fork",
     "load_snapshot",
+    "no_images",
     "probe",
     "restore",
 ]
@@ -59,6 +64,8 @@ _HOMES = {
     "create": "support",
     "ImageCache": "images",
     "RootImage": "images",
+    "Stop": "podman",
+    "no_images": "images",
     **dict.fromkeys(("Archive", "Build", "Reference", "Tree"), "recipes"),
     "SyncExec": "client",
     "SandboxConfig": "config",

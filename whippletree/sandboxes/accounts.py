@@ -25,13 +25,27 @@ class Account(NamedTuple):
 
 
 def find(base: str, user: str) -> Account:
-    """The account of that name or number below `base`. Raises ValueError."""
+    """The account of that name or number below `base`, or of "user:group". Raises ValueError."""
+    user, colon, group = user.partition(":")
     found = next((account for account in _accounts(base) if user in (account.name, str(account.uid))), None)
     if found is None:
         if not (user.isascii() and user.isdigit() and int(user) <= _HIGHEST):
             raise ValueError(f"the sandbox has no user {user!r} in its /etc/passwd")
         found = Account(name=user, uid=int(user), gid=int(user), groups=(), home="/")
+    if colon:
+        gid = _group(base, group)
+        if gid is None:
+            raise ValueError(f"the sandbox has no user {user}:{group}: no such group is in its /etc/group")
+        return found._replace(gid=gid, groups=(gid,))
     return found._replace(groups=(found.gid, *_groups(base, found)))
+
+
+def _group(base: str, group: str) -> int | None:
+    """The number of a group, which need not be in the file if it is given as one."""
+    for fields in _lines(base, "/etc/group"):
+        if len(fields) >= 4 and fields[0] == group and _is_number(fields[2]):
+            return int(fields[2])
+    return int(group) if _is_number(group) else None
 
 
 def _lines(base: str, path: str) -> list[list[str]]:

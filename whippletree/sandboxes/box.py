@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -27,7 +27,6 @@ from whippletree.protocols import (
     SandboxHandle,
     SandboxSpec,
     Snapshot,
-    Usage,
 )
 from whippletree.sandboxes import client, wire
 from whippletree.sandboxes.config import SandboxConfig, root_of
@@ -35,26 +34,34 @@ from whippletree.sandboxes.launching import launcher
 from whippletree.sandboxes.leftovers import remove_left
 from whippletree.sandboxes.network import Network
 from whippletree.sandboxes.network import check as check_network
+from whippletree.types import Usage
+
+if TYPE_CHECKING:
+    from whippletree.sandboxes.pod_exec import SyncPodExec
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RECORD = "snapshot.json"
+WITH_IMAGES = ("runc", "podman")
 _ANSWER_SECONDS = 60.0
 _SNAPSHOT_SECONDS = 600.0
 _TAKEN = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "run", "var", "tmp", "logs")
+_KERNELS = ("proc", "dev", "sys")  # an image may have its work directory below any other
 
 
 @dataclass(frozen=True)
 class Backend:
     """A chosen backend. `sentence` tells people what it isolates, and why it was chosen."""
 
-    kind: Literal["bubblewrap", "process", "runc"]
+    kind: Literal["bubblewrap", "podman", "process", "runc", "kubernetes"]
     sentence: str
     bwrap: str = ""
     runc: str = ""
     criu: str = ""
+    podman: str = ""
 
 
-def _checked(spec: SandboxSpec, backend: Backend) -> None:
+def check_names(spec: SandboxSpec) -> None:
+    """Raises SandboxError for an id or a path that no sandbox can have."""
     if not _ID.fullmatch(spec.sandbox_id):
         raise SandboxError(
             f"{spec.sandbox_id!r} cannot name a sandbox", "use up to 64 letters, digits, dots, dashes, underscores"
@@ -63,9 +70,13 @@ def _checked(spec: SandboxSpec, backend: Backend) -> None:
         if not path.startswith("/") or ".." in path.split("/"):
             raise SandboxError(f"{path!r}: not an absolute path without ..", "mend the path of the sandbox's spec")
     top = spec.workdir.strip("/").split("/")
-    if top[0] in ("", *_TAKEN):
+    if top[0] in ("", *(_KERNELS if spec.rootfs and len(top) > 1 else _TAKEN)):
         raise SandboxError(f"{spec.workdir!r} cannot be the work directory", "use a directory of its own, such as /app")
-    if spec.rootfs and backend.kind != "runc":
+
+
+def _checked(spec: SandboxSpec, backend: Backend) -> None:
+    check_names(spec)
+    if spec.rootfs and backend.kind not in WITH_IMAGES:
         raise SandboxError(f"a {backend.kind} sandbox has the host's programs, not a root file system", 'set kind = "runc"')
     check_network(spec)
 
@@ -86,6 +97,7 @@ class Box:
         self._spec = spec
         self._lifeline: socket.socket | None = None
         self._speaking = asyncio.Lock()  # one exchange at a time over the lifeline
+        self._unanswered = False  # a snapshot was given up before the keeper said that it is done
         self._owner = 0
         self._network = Network(spec, gateway)
 
@@ -109,11 +121,12 @@ class Box:
         self._lifeline = launcher().launch(self._request)
         self._lifeline.setblocking(False)
         try:
-            received = await client.receive(self._lifeline, wire.Assembler(), self._config.start_seconds)
+            received = await client.receive(self._lifeline, wire.Assembler(), self._request.start_seconds)
         except (OSError, TimeoutError) as error:
             await self.stop()
             cause = f"sandbox {self._spec.sandbox_id} did not start: {error or 'time is up'}"
-            raise SandboxError(cause, "raise sandbox.start_seconds if the machine is loaded") from error
+            setting = "podman_start_seconds" if self._request.backend == "podman" else "start_seconds"
+            raise SandboxError(cause, f"raise sandbox.{setting} if the machine is loaded") from error
         ready = received[0] if received is not None else None
         if received is None or not isinstance(ready, wire.Ready):
             failed = ready if isinstance(ready, wire.Failed) else None
@@ -153,7 +166,8 @@ class Box:
         user: str = "",
         on_output: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
-        """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed.
+        """Run a command to its end and read its output; at `timeout` seconds it and its children are killed. What it left in
+        the background lives on, and `left_running` says so where that still holds the output.
 
         `user` is a name of the sandbox's /etc/passwd or a number. `on_output` is called on the event loop with each piece of
         output as it comes; what it raises ends the command. Raises SandboxError where the sandbox has no such user, or can be
@@ -218,8 +232,13 @@ class Box:
         return self._network.refusals
 
     @property
+    def refused(self) -> int:
+        """How often it tried that, since it started."""
+        return self._network.refused
+
+    @property
     def proxy_environment(self) -> dict[str, str]:
-        """Variables for the commands that may use the proxy; {} where there is none."""
+        """Variables that lead commands to the proxy; {} while it leads nowhere, and where there is none."""
         return self._network.environment
 
     async def set_network(self, policy: NetworkPolicy) -> None:
@@ -252,7 +271,10 @@ class Box:
                 workdir=self._request.workdir,
                 time=time.time(),
                 rootfs=self._spec.rootfs,
+                user=self._spec.user,
                 read_only=self._spec.read_only,
+                environment=self._spec.environment,
+                limits=self._spec.limits,
                 holds=frozen.holds,
                 reason=frozen.reason,
                 files_bytes=frozen.files_bytes,
@@ -271,11 +293,18 @@ class Box:
         async with self._speaking:
             lifeline = self._lifeline
             assert lifeline is not None
+            if self._unanswered:
+                raise SandboxError(
+                    f"sandbox {self._spec.sandbox_id}: an earlier snapshot was given up while it was made",
+                    "give the first one more time; this sandbox makes no other",
+                )
+            self._unanswered = True
             try:
                 lifeline.send(wire.encode(message))
                 received = await client.receive(lifeline, wire.Assembler(), wait + _SNAPSHOT_SECONDS)
             except (OSError, TimeoutError) as error:
                 raise SandboxError(f"sandbox {self._spec.sandbox_id} made no snapshot: {error or 'time is up'}") from error
+        self._unanswered = False
         if received is None:
             raise SandboxError(f"sandbox {self._spec.sandbox_id} ended during its snapshot")
         if isinstance(received[0], wire.Failed):
@@ -325,10 +354,18 @@ class Box:
 
 
 def build(
-    config: SandboxConfig, spec: SandboxSpec, backend: Backend, *, gateway: tuple[str, int], snapshot: Snapshot | None = None
+    config: SandboxConfig,
+    spec: SandboxSpec,
+    backend: Backend,
+    *,
+    gateway: tuple[str, int],
+    snapshot: Snapshot | None = None,
+    processes: bool = True,
 ) -> Box:
-    """A sandbox of that backend, not started yet. Raises SandboxError for a spec that cannot be."""
+    """A sandbox of that backend, not started yet; of a snapshot, with its `processes` or without. Raises SandboxError for a
+    spec that cannot be."""
     _checked(spec, backend)
+    assert backend.kind != "kubernetes"
     request = wire.BoxRequest(
         backend=backend.kind,
         sandbox_id=spec.sandbox_id,
@@ -338,8 +375,11 @@ def build(
         bwrap=backend.bwrap,
         runc=backend.runc,
         criu=backend.criu,
+        podman=backend.podman,
+        start_seconds=config.podman_start_seconds if backend.kind == "podman" else config.start_seconds,
         rootfs=spec.rootfs,
         restored=snapshot.directory if snapshot else "",
+        processes_too=processes,
         owner=snapshot.owner if snapshot else 0,
         files=spec.files,
         read_only=spec.read_only,
@@ -349,12 +389,19 @@ def build(
         processes=spec.limits.processes,
         open_files=spec.limits.open_files,
         file_mb=spec.limits.file_mb,
-        space_mb=config.space_mb,
+        space_mb=spec.limits.space_mb or config.space_mb,
+        cpus=spec.limits.cpus,
+        user=spec.user,
         cgroup=config.cgroup,
     )
     return Box(config, request, spec, gateway, backend.sentence)
 
 
-def attach(handle: SandboxHandle) -> client.SyncExec:
-    """Blocking access to a running sandbox, from any thread of any process of this user on this machine."""
-    return client.SyncExec(handle)
+def attach(handle: SandboxHandle) -> client.SyncExec | SyncPodExec:
+    """Blocking access to a running sandbox, from any thread of any process of this user on this machine; to a pod, of any that
+    may read its kubeconfig."""
+    if handle.pod is None:
+        return client.SyncExec(handle)
+    from whippletree.sandboxes.pod_exec import SyncPodExec
+
+    return SyncPodExec(handle)

@@ -9,6 +9,7 @@ binds; no capability, no new privilege; nothing but 127.0.0.1 in the network; th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -33,6 +34,10 @@ class _Info(msgspec.Struct):
     child_pid: int = msgspec.field(name="child-pid")
 
 
+_INFO = msgspec.json.Decoder(_Info)
+Streams = tuple[int, int, int, int]  # input, output, errors, and where bwrap says which process it started
+
+
 class BubblewrapMachine(NamespacedMachine):
     """One sandbox of bubblewrap, seen from its keeper."""
 
@@ -41,39 +46,30 @@ class BubblewrapMachine(NamespacedMachine):
         self.disks: tuple[str, ...] = ("/tmp", "/logs", HOME, request.workdir)
 
     def boot(self) -> list[int]:
-        """Start bwrap and wait until the init inside says that it runs; then give the writable directories to the agent."""
+        """Start bwrap, wait until the init inside says that it runs, and listen inside for the request's ports."""
         ours, theirs = socket.socketpair()
         post, office = socket.socketpair()
         said, say = os.pipe()
         told, tell = os.pipe()
         errors = os.memfd_create("bwrap-errors")
-
-        def start() -> int:
-            self._prepare(office)
-            os.dup2(theirs.fileno(), 0)
-            os.dup2(say, 1)
-            os.dup2(errors, 2)
-            os.set_inheritable(tell, True)
-            os.execv(self._request.bwrap, list(self._arguments(tell)))
-
-        def guarded() -> int:
-            try:
-                return start()
-            except (OSError, machine.BootError) as error:
-                os.write(errors, str(error).encode())
-                return 1
-
-        machine.fork(guarded)
-        for end in (theirs, office):
-            end.close()
-        for descriptor in (say, tell):
-            os.close(descriptor)
+        os.set_inheritable(tell, True)
+        streams = (theirs.fileno(), say, errors, tell)
+        try:
+            if self._root:
+                self._spawn(streams)
+            else:
+                machine.fork(lambda: self._become_bwrap(streams, office))
+        finally:
+            for end in (theirs, office):
+                end.close()
+            for descriptor in (say, tell):
+                os.close(descriptor)
         self._lifeline = ours
         try:
             if not _ready(said):
                 raise machine.BootError(f"bwrap: {_text(errors) or 'no answer'}")
-            self._found(msgspec.json.decode(os.read(told, 65536), type=_Info).child_pid)
-            listeners = receive_some(post)[1] if self._request.ports else []
+            self._found(_INFO.decode(os.read(told, 65536)).child_pid)
+            listeners = self._listen(post)
         finally:
             post.close()
             for descriptor in (said, told, errors):
@@ -81,6 +77,44 @@ class BubblewrapMachine(NamespacedMachine):
         if self._request.restored:
             checkpoint.unpack(self, Path(self._request.restored))
         return listeners
+
+    def _spawn(self, streams: Streams) -> None:
+        """As root: bwrap makes the network namespace too, and starts without a copy of the keeper."""
+        with contextlib.ExitStack() as stack:
+            words = list(self._arguments(streams[3], stack))
+            actions = [(os.POSIX_SPAWN_DUP2, descriptor, at) for at, descriptor in enumerate(streams[:3])]
+            os.posix_spawn(words[0], words, {"PATH": machine.PATH}, file_actions=actions)
+
+    def _become_bwrap(self, streams: Streams, office: socket.socket) -> int:
+        """As an ordinary user, in bwrap's process to be: the network namespace is made first, with the listeners inside it,
+        because only a process of its user namespace can enter it."""
+        try:
+            uid, gid = os.geteuid(), os.getegid()
+            kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET)
+            kernel.map_to_root(uid, gid)
+            kernel.raise_loopback()
+            if self._request.ports:
+                machine.send_listeners(office, self._request.ports)
+            with contextlib.ExitStack() as stack:
+                words = list(self._arguments(streams[3], stack))
+                for at, descriptor in enumerate(streams[:3]):
+                    os.dup2(descriptor, at)
+                os.execv(words[0], words)
+        except (OSError, machine.BootError) as error:
+            os.write(streams[2], str(error).encode())
+            return 1
+
+    def _listen(self, post: socket.socket) -> list[int]:
+        """Listeners inside for the request's ports."""
+        if self._root:
+            return self.listen()
+        return receive_some(post)[1] if self._request.ports else []
+
+    def adopt(self) -> None:
+        """As root: nothing but the init runs inside yet, and it has no links at these paths."""
+        if self._root:
+            for path in ("/logs", HOME, self._request.workdir):
+                os.chown(f"/proc/{self.pid}/root{path}", *self.owner)
 
     def busy(self) -> bool:
         """Running commands stand still with all else."""
@@ -90,23 +124,12 @@ class BubblewrapMachine(NamespacedMachine):
         """Files only: its terminal device is bound from outside, which criu does not restore."""
         return checkpoint.of_tmpfs(self, self.disks, directory)
 
-    def _prepare(self, office: socket.socket) -> None:
-        """In bwrap's process to be: the network namespace and, inside it, the listeners."""
-        uid, gid = os.geteuid(), os.getegid()
-        machine.oom_score(machine.LIKE_ANY_OTHER)
-        kernel.unshare(kernel.CLONE_NEWNET if self._root else kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET)
-        if not self._root:
-            kernel.map_to_root(uid, gid)
-        kernel.raise_loopback()
-        if self._request.ports:
-            machine.send_listeners(office, self._request.ports)
-
-    def _arguments(self, info: int) -> Iterator[str]:
+    def _arguments(self, info: int, stack: contextlib.ExitStack) -> Iterator[str]:
+        """Words of bwrap. The descriptors that they name are open as long as the stack."""
         request = self._request
         yield from (request.bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1")
         yield from ("--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--info-fd", str(info))
-        if not self._root:
-            yield from ("--unshare-user", "--uid", "1000", "--gid", "1000")
+        yield from ("--unshare-net",) if self._root else ("--unshare-user", "--uid", "1000", "--gid", "1000")
         yield from ("--ro-bind", "/usr", "/usr")
         for path, target in hostroot.links():
             yield from ("--symlink", target, path)
@@ -114,13 +137,15 @@ class BubblewrapMachine(NamespacedMachine):
             if not os.path.islink(path):  # noqa: PTH114
                 yield from ("--ro-bind-try", path, path)
         yield from self._shadows()
-        for name in hostroot.ETC:
-            yield from _binding("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
-        for path, text in (hostroot.accounts(self.owner) | hostroot.names() | hostroot.lookups()).items():
-            yield from ("--perms", "0644", "--file", str(_memory(text)), path)
+        for path in hostroot.etc_directories():
+            yield from _binding("--ro-bind", path, path)
+        own = hostroot.accounts(self.owner) | hostroot.names() | hostroot.lookups()
+        for path, content in (hostroot.etc_files() | {path: text.encode() for path, text in own.items()}).items():
+            yield from _above(path)
+            yield from ("--perms", "0644", "--file", str(_memory(content, stack)), path)
         yield from ("--proc", "/proc", "--dev", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp")
         size = ("--size", str(request.space_mb << 20)) if request.space_mb else ()
-        for path, mode in (("/tmp", "1777"), ("/logs", "0777"), (HOME, "0777"), (request.workdir, "0777")):
+        for path, mode in (("/tmp", "1777"), ("/logs", "0755"), (HOME, "0755"), (request.workdir, "0755")):
             yield from (*size, "--perms", mode, "--tmpfs", path)
         for host, inside in request.read_only:
             yield from _binding("--ro-bind", host, inside)
@@ -145,10 +170,14 @@ class BubblewrapMachine(NamespacedMachine):
 
 def _binding(how: str, host: str, inside: str) -> Iterator[str]:
     """A binding, with the directories above it, which bwrap would make for its own user only."""
+    yield from _above(inside)
+    yield from (how, host, inside)
+
+
+def _above(inside: str) -> Iterator[str]:
     for above in reversed(Path(inside).parents):
         if str(above) != "/" and not above.is_relative_to("/usr"):
             yield from ("--perms", "0755", "--dir", str(above))
-    yield from (how, host, inside)
 
 
 def _ready(said: int) -> bool:
@@ -169,8 +198,9 @@ def _text(descriptor: int) -> str:
     return os.read(descriptor, 4000).decode(errors="replace").strip()
 
 
-def _memory(text: str) -> int:
+def _memory(content: bytes, stack: contextlib.ExitStack) -> int:
     descriptor = os.memfd_create("etc", 0)
-    os.write(descriptor, text.encode())
+    stack.callback(os.close, descriptor)
+    os.write(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor

@@ -1,4 +1,4 @@
-"""A cgroup per sandbox for memory and processes, version 1 or 2, where this process may make one.
+"""A cgroup per sandbox for memory, processes and CPU time, version 1 or 2, where this process may make one.
 
 Invariants (tests/sandboxes/test_sandbox_cgroups.py): where no cgroup can be made the reason is told and nothing is left; a
 removed sandbox's cgroups are gone.
@@ -7,11 +7,12 @@ removed sandbox's cgroups are gone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -19,6 +20,9 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 PREFIX = "whippletree-"
 INNER = "box"
+_CONTROLLERS = {"memory", "pids", "cpu"}
+_PERIOD = 100_000  # microseconds in which a sandbox may use its share of CPU time
+_LEAST = 1_000  # microseconds: the kernel takes no smaller share
 
 
 class CgroupError(Exception):
@@ -30,18 +34,20 @@ def name_of(root: str, sandbox_id: str) -> str:
     return f"{PREFIX}{zlib.crc32(root.encode()):08x}-{sandbox_id}"
 
 
-def hierarchies() -> dict[str, Path]:
-    """Mount point of the hierarchy that has each controller: {"memory": ..., "pids": ...}; version 2 under both names."""
+@functools.cache
+def hierarchies() -> Mapping[str, Path]:
+    """Mount point of the hierarchy that has each controller: {"memory": ..., "cpu": ...}; version 2 under all names. It is
+    looked up once."""
     found: dict[str, Path] = {}
     for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.partition(" ")
         point = Path(before.split(" ")[4])
         if kind == "cgroup":
-            for name in {"memory", "pids"} & set(options.split(" ")[-1].split(",")):
+            for name in _CONTROLLERS & set(options.split(" ")[-1].split(",")):
                 found[name] = point
         elif kind == "cgroup2":
-            for name in {"memory", "pids"} & set(_read(point / "cgroup.controllers").split()):
+            for name in _CONTROLLERS & set(_read(point / "cgroup.controllers").split()):
                 found.setdefault(name, point)
     return found
 
@@ -62,12 +68,13 @@ def _own(controller: str, version2: bool) -> str:
     return "/"
 
 
-def create(name: str, parent: str, *, memory_mb: int, processes: int) -> tuple[str, ...]:
+def create(name: str, parent: str, *, memory_mb: int, processes: int, cpus: float = 0.0) -> tuple[str, ...]:
     """Make cgroups called `name` with these limits; their directories. Raises CgroupError, with nothing left behind."""
     found = hierarchies()
     made: list[str] = []
     try:
-        for controller, limit in (("memory", memory_mb << 20), ("pids", processes)):
+        quota = max(int(cpus * _PERIOD), _LEAST) if cpus else 0
+        for controller, limit in (("memory", memory_mb << 20), ("pids", processes), ("cpu", quota)):
             if not limit:
                 continue
             if controller not in found:
@@ -123,7 +130,7 @@ def take_over(path: str, directories: tuple[str, ...]) -> None:
         for pid in fresh:
             for directory in directories:
                 with contextlib.suppress(ProcessLookupError):
-                    (Path(directory) / "cgroup.procs").write_text(pid, encoding="ascii")
+                    move(int(pid), (directory,))
         moved |= fresh
 
 
@@ -146,8 +153,15 @@ def memory_peak(directories: tuple[str, ...]) -> int | None:
 
 
 def _limit(directory: Path, controller: str, limit: int, version2: bool) -> None:
-    names = {"memory": "memory.max" if version2 else "memory.limit_in_bytes", "pids": "pids.max"}
-    (directory / names[controller]).write_text(str(limit), encoding="ascii")
+    names = {
+        "memory": "memory.max" if version2 else "memory.limit_in_bytes",
+        "pids": "pids.max",
+        "cpu": "cpu.max" if version2 else "cpu.cfs_quota_us",
+    }
+    if controller == "cpu" and not version2:
+        (directory / "cpu.cfs_period_us").write_text(str(_PERIOD), encoding="ascii")
+    text = f"{limit} {_PERIOD}" if controller == "cpu" and version2 else str(limit)
+    (directory / names[controller]).write_text(text, encoding="ascii")
     swap = directory / ("memory.swap.max" if version2 else "memory.memsw.limit_in_bytes")
     if controller == "memory" and swap.exists():
         with contextlib.suppress(OSError):  # swap accounting is optional; without it the memory limit stands alone
@@ -155,10 +169,21 @@ def _limit(directory: Path, controller: str, limit: int, version2: bool) -> None
 
 
 def join(directories: tuple[str, ...]) -> None:
-    """Move the calling process into these cgroups. Raises OSError."""
+    """Move the calling process, which has one thread, into these cgroups. Raises OSError.
+
+    In version 1 the thread is moved, not the process: that takes no lock that all forks of the machine must first let go.
+    """
     for directory in directories:
-        with open(os.path.join(directory, "cgroup.procs"), "w", encoding="ascii") as file:  # noqa: PTH123, PTH118
+        thread = os.path.join(directory, "tasks")  # noqa: PTH118
+        path = thread if os.path.exists(thread) else os.path.join(directory, "cgroup.procs")  # noqa: PTH110, PTH118
+        with open(path, "w", encoding="ascii") as file:  # noqa: PTH123
             file.write("0")
+
+
+def move(pid: int, directories: tuple[str, ...]) -> None:
+    """Move a process into these cgroups. Raises OSError."""
+    for directory in directories:
+        (Path(directory) / "cgroup.procs").write_text(str(pid), encoding="ascii")
 
 
 def leave(directories: tuple[str, ...]) -> None:
@@ -183,7 +208,7 @@ def _any_has(directories: tuple[str, ...], names: tuple[str, ...]) -> bool:
 
 
 def remove(directories: tuple[str, ...], *, seconds: float) -> bool:
-    """Kill what is still in these cgroups and remove them; False if one is still there after `seconds`."""
+    """Kill what is in these cgroups and in those below them, and remove them; False if one is still there after `seconds`."""
     deadline = time.monotonic() + seconds
     left = list(directories)
     while left:
@@ -193,9 +218,7 @@ def remove(directories: tuple[str, ...], *, seconds: float) -> bool:
             except FileNotFoundError:
                 pass
             except OSError:
-                for pid in _read(Path(directory) / "cgroup.procs").split():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
+                _empty(directory)
                 continue
             left.remove(directory)
         if left and time.monotonic() > deadline:
@@ -203,3 +226,14 @@ def remove(directories: tuple[str, ...], *, seconds: float) -> bool:
         if left:
             time.sleep(0.002)
     return True
+
+
+def _empty(directory: str) -> None:
+    """Kill what is in a cgroup, and remove those below it, as far as that goes now."""
+    for path, _, _ in os.walk(directory, topdown=False):
+        for pid in _read(Path(path) / "cgroup.procs").split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        if path != directory:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)  # noqa: PTH106

@@ -22,37 +22,50 @@ from whippletree.sandboxes import cgroups, files, kernel, layers, machine, wire
 
 if TYPE_CHECKING:
     from whippletree.sandboxes import namespaced
+    from whippletree.sandboxes.layered import LayeredMachine
     from whippletree.sandboxes.runc import RuncMachine
 
 CRIU = ("--file-locks",)
-PROCESSES, ARCHIVE, FOLDER = "processes", "files.tar", "fs"
+PROCESSES, ARCHIVE, FOLDER, OUTPUTS = "processes", "files.tar", "fs", "outputs"
 _DUMP_SECONDS = 120.0
 _CHANGED = 1  # tar's exit code when a file was no file, or changed
 
 
 def of_runc(box: RuncMachine, directory: Path) -> wire.Frozen:
     """Processes and files where criu works, else the files alone. Raises BootError, OSError, ValueError."""
-    for name in ("upper", "usr"):
-        (directory / name).mkdir(mode=0o755)
-    reason = "" if box.criu else "there is no criu program here"
-    if not reason:
-        box.use_criu(as_agent=True)
+    if not box.criu:
+        return of_layers(box, directory, "there is no criu program here")
+    box.use_criu(as_agent=True)
     began = time.monotonic()
-    if reason:
-        box.signal_all(signal.SIGSTOP)
-    else:
-        cgroups.gather(box.cgroup, lambda: [box.pid, *kernel.descendants(box.pid)])
-        box.runc("pause")
+    cgroups.gather(box.cgroup, lambda: [box.pid, *kernel.descendants(box.pid)])
+    box.runc("pause")
     try:
-        if not reason:
-            reason = _dump(box, directory / PROCESSES)
+        reason = _dump(box, directory / PROCESSES)
         layers.copy(box.layers.private, directory)
     finally:
-        if box.criu:
-            box.runc("resume")
-        else:
-            box.signal_all(signal.SIGCONT)
+        box.runc("resume")
     return _frozen(directory, began, reason)
+
+
+def of_layers(box: LayeredMachine, directory: Path, reason: str) -> wire.Frozen:
+    """A copy of the private layer, while all processes stand still. Raises BootError, OSError, ValueError."""
+    began = time.monotonic()
+    box.signal_all(signal.SIGSTOP)
+    try:
+        layers.copy(box.layers.private, directory)
+    finally:
+        box.signal_all(signal.SIGCONT)
+    return _frozen(directory, began, reason)
+
+
+def note_outputs(directory: Path, pipes: tuple[int, ...]) -> None:
+    """Write down which pipes the keeper reads into nothing: what is restored gets another in their place."""
+    (directory / OUTPUTS).write_text("".join(f"{pipe}\n" for pipe in pipes), encoding="ascii")
+
+
+def outputs(directory: Path) -> list[str]:
+    """What `note_outputs` wrote there."""
+    return (directory / OUTPUTS).read_text(encoding="ascii").split()
 
 
 def _dump(box: RuncMachine, target: Path) -> str:

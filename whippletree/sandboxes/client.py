@@ -1,7 +1,10 @@
 """Clients of a keeper: one connection per request, blocking (`SyncExec`, for threads) or on an event loop (`exec_async`).
 
+Once the command has exited, what it left in the background has a short time to write on: until it has written nothing for
+`QUIET_SECONDS`, and at most `LEFT_SECONDS`. Then the pipe is handed to the keeper, which reads it into nothing.
+
 Invariants (tests/sandboxes/): output beyond the limit is drained and dropped, never held; a command ends at its time limit; a
-client that is cancelled ends its command.
+client that is cancelled ends its command; a process that holds the output does not keep the result of a command that exited.
 """
 
 from __future__ import annotations
@@ -22,9 +25,12 @@ from whippletree.sandboxes.keeper import CONTROL
 
 OUTPUT_LIMIT = 1_000_000
 TIMED_OUT = 124
+QUIET_SECONDS = 0.5
+LEFT_SECONDS = 2.0
 _KILLED = -9
 _GRACE_SECONDS = 10.0
 _CHUNK = 65536
+_PIPE = 1 << 20  # the most that a pipe holds
 OnOutput = Callable[[bytes], None]
 _GONE = "it was stopped, or its controller or keeper ended; start another"
 
@@ -55,15 +61,27 @@ class Exchange:
         self._handle = handle
         self._limit = limit
         self._listener = listener
-        self._started = time.monotonic()
+        self._started = self._heard = time.monotonic()
+        self._exited = 0.0
         self._data = bytearray()
         self._truncated = False
         self._assembler = wire.Assembler()
 
     @property
     def finished(self) -> bool:
-        """Nothing more will come."""
-        return self.ended or (not self.open and self.code is not None)
+        """Nothing more will come. After a kill only the keeper's end counts."""
+        return self.ended or (not self.open and self.code is not None and not self.timed_out)
+
+    def until(self, deadline: float) -> float:
+        """The monotonic time at which to go: the deadline, or earlier what the leftovers of an exited command get."""
+        if self.code is None or self.timed_out:
+            return deadline
+        return min(deadline, self._exited + LEFT_SECONDS, max(self._exited, self._heard) + QUIET_SECONDS)
+
+    @property
+    def left_running(self) -> bool:
+        """The command has exited, and something that it started holds its output."""
+        return self.code is not None and self.open and not self.ended and not self.timed_out
 
     def read_output(self) -> bool:
         """Take what the command wrote; False when there is nothing now."""
@@ -74,6 +92,7 @@ class Exchange:
         if not data:
             self.open = False
             return False
+        self._heard = time.monotonic()
         room = self._limit - len(self._data)
         self._data += data[:room]
         self._truncated = self._truncated or len(data) > room
@@ -95,22 +114,26 @@ class Exchange:
         while (received := self._assembler.take()) is not None:
             message = received[0]
             if isinstance(message, wire.Exited):
-                self.code = message.code
+                self.code, self._exited = message.code, time.monotonic()
             elif isinstance(message, wire.Failed):
                 raise SandboxError(f"sandbox {self._handle.sandbox_id}: {message.message}", message.next_step or _GONE)
 
+    def drain(self) -> None:
+        """Take what is in the pipe now: all that the command itself wrote, once it has ended."""
+        for _ in range(_PIPE // _CHUNK):
+            if not self.open or not self.read_output():
+                return
+
     def tell(self, *, kill: bool) -> None:
-        """Say how it ends."""
+        """Say how it ends; whoever holds the output still gets another reader."""
         with contextlib.suppress(OSError):  # its end is what was wanted
-            self.connection.sendall(wire.encode(wire.Finish(kill=kill)))
+            wire.Channel(self.connection).send(wire.Finish(kill=kill), (self.output,) if self.left_running else ())
 
     def result(self) -> ExecResult:
         """What came of it. `exit_code` is negative for a signal, and 124 at the time limit.
 
         Raises SandboxError when the command ended without a word because the sandbox did.
         """
-        while self.ended and self.open and self.read_output():
-            pass
         if self.code is None and not self.timed_out:
             connect(self._handle).close()
         code = TIMED_OUT if self.timed_out else self.code if self.code is not None else _KILLED
@@ -120,6 +143,7 @@ class Exchange:
             seconds=time.monotonic() - self._started,
             timed_out=self.timed_out,
             truncated=self._truncated,
+            left_running=self.left_running,
         )
 
 
@@ -172,7 +196,8 @@ class SyncExec:
         user: str = "",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run a command to its end and that of its output; at `timeout` seconds it and its children are killed.
+        """Run a command to its end and read its output; at `timeout` seconds it and its children are killed. What it left in
+        the background lives on, and `left_running` says so where that still holds the output.
 
         `on_output` is called on this thread; what it raises ends the command. Raises SandboxError when the sandbox is gone, has
         no such user, or a kill does not take.
@@ -184,20 +209,21 @@ class SyncExec:
                 run.tell(kill=True)
                 if not _drive(run, time.monotonic() + _GRACE_SECONDS):
                     raise SandboxError(f"sandbox {self.handle.sandbox_id}: a command outlived its kill", "stop the sandbox")
-            else:
+            run.drain()
+            if not run.timed_out:
                 run.tell(kill=False)
             return run.result()
 
 
 def _drive(run: Exchange, deadline: float) -> bool:
-    """Read until it is finished; False at the deadline. After a kill only the keeper's end counts."""
+    """Read until it is finished; False when it still ran at the deadline."""
     poll = select.poll()
     poll.register(run.connection, select.POLLIN)
     poll.register(run.output, select.POLLIN)
-    while not (run.ended if run.timed_out else run.finished):
-        left = deadline - time.monotonic()
+    while not run.finished:
+        left = run.until(deadline) - time.monotonic()
         if left <= 0:
-            return False
+            return run.left_running
         ready = {descriptor for descriptor, _ in poll.poll(left * 1000 + 1)}
         if run.output in ready:
             run.read_output()
@@ -226,15 +252,19 @@ async def exec_async(
             run.tell(kill=True)
             if not await _watch(run, _GRACE_SECONDS):
                 raise SandboxError(f"sandbox {handle.sandbox_id}: a command outlived its kill", "stop the sandbox")
-        else:
+        run.drain()
+        if not run.timed_out:
             run.tell(kill=False)
         return run.result()
 
 
 async def _watch(run: Exchange, timeout: float) -> bool:
+    """As _drive, on the running loop."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
+    done: asyncio.Future[bool] = loop.create_future()
     connection = run.connection.fileno()
+    deadline = time.monotonic() + timeout
+    timer: asyncio.TimerHandle | None = None
 
     def on_output() -> None:
         try:
@@ -261,21 +291,26 @@ async def _watch(run: Exchange, timeout: float) -> bool:
         settle()
 
     def settle() -> None:
-        if (run.ended if run.timed_out else run.finished) and not done.done():
-            done.set_result(None)
+        nonlocal timer
+        if timer is not None:
+            timer.cancel()
+        left = run.until(deadline) - time.monotonic()
+        if not run.finished and left > 0:
+            timer = loop.call_later(left, settle)
+        elif not done.done():
+            done.set_result(run.finished or run.left_running)
 
     settle()
     if run.open:
         loop.add_reader(run.output, on_output)
     loop.add_reader(connection, on_message)
     try:
-        await asyncio.wait_for(done, timeout)
-    except TimeoutError:
-        return False
+        return await done
     finally:
+        if timer is not None:
+            timer.cancel()
         loop.remove_reader(connection)
         loop.remove_reader(run.output)
-    return True
 
 
 async def receive(

@@ -42,14 +42,21 @@ class Egress:
         self._report = report
         self._rules: frozenset[Target] = frozenset()
         self._server: asyncio.Server | None = None
-        self._open: dict[asyncio.Task[None], Target | None] = {}
+        self._open: dict[asyncio.Task[None], tuple[Target, str] | None] = {}  # what was asked for; "": no address yet
 
     def allow(self, rules: Iterable[Target]) -> None:
         """Allow these from now on, and nothing else: other connections are cut."""
         self._rules = frozenset(rules)
-        for task, target in self._open.items():
-            if target is not None and target not in self._rules:
+        for task, found in self._open.items():
+            if found is not None and not self._allowed(*found):
                 task.cancel()
+
+    def _allowed(self, target: Target, address: str) -> bool:
+        addresses = [address] if address else []
+        return egress_rules.listed(target, self._rules) and self._permitted(addresses, target) == addresses
+
+    def _permitted(self, addresses: list[str], target: Target) -> list[str]:
+        return egress_rules.permitted(addresses, target[1], self._rules)
 
     async def start(self) -> None:
         """Accept from now on."""
@@ -99,13 +106,14 @@ class Egress:
             wanted = egress_rules.request_of(head)
         except ValueError as error:
             raise _Refused(str(error)) from error
-        if wanted.target not in self._rules:
-            raise _Refused("not on the allow-list", wanted.target)
         task = asyncio.current_task()
         assert task is not None
-        self._open[task] = wanted.target
-        far_reader, far_writer = await self._dial(wanted.target)
+        self._open[task] = (wanted.target, "")
+        far_reader, far_writer, address = await self._dial(wanted.target)
+        self._open[task] = (wanted.target, address)
         try:
+            if not self._allowed(wanted.target, address):  # the rules have changed while it was connected
+                raise _Refused("not on the allow-list", wanted.target, address)
             if wanted.forward:
                 far_writer.write(wanted.forward)
             else:
@@ -114,16 +122,18 @@ class Egress:
         finally:
             far_writer.transport.abort()
 
-    async def _dial(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _dial(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
         host, port = target
+        if not egress_rules.listed(target, self._rules):
+            raise _Refused("not on the allow-list", target)
         async with asyncio.timeout(_DIAL_SECONDS):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         failure: OSError | TimeoutError | None = None
-        for address in egress_rules.permitted(addresses, port, self._rules):
+        for address in self._permitted(addresses, target):
             try:
                 async with asyncio.timeout(_DIAL_SECONDS):
-                    return await asyncio.open_connection(address, port)
+                    return *await asyncio.open_connection(address, port), address
             except (OSError, TimeoutError) as error:
                 failure = error
         if failure is None:

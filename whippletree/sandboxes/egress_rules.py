@@ -1,15 +1,17 @@
 """Whether a request to the proxy of a sandbox may leave it: pure functions over names, addresses and bytes.
 
+A rule is "host:port", "*.name:port" for every name below one, or "*:port" for everything that is public.
 Invariants (tests/sandboxes/test_sandbox_egress.py): only a listed "host:port" is allowed, in any spelling of its case and final
-dot; an address that is not public is allowed only where it is itself listed, whatever name leads to it, and in whatever form of
-IPv6 it is wrapped.
+dot; an address that is not public is allowed only where it is itself listed, whatever name or "*" leads to it, and in whatever
+form of IPv6 it is wrapped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from whippletree.errors import SandboxError
@@ -31,11 +33,26 @@ class Wanted:
 
 
 def parse(text: str) -> Target:
-    """ "host:port" as a rule. Raises SandboxError."""
+    """ "host:port", "*.name:port" or "*:port" as a rule. Raises SandboxError."""
     try:
+        if text.startswith("*:"):
+            return "*", _target(f"any{text[1:]}", None)[1]
+        if text.startswith("*."):
+            name, port = _target(text[2:], None)
+            if is_address(name):
+                raise ValueError("an address has no names below it")
+            return f"*.{name}", port
         return _target(text, None)
     except ValueError as error:
         raise SandboxError(f"network.allow: {text!r}: {error}", 'write "host:port", as in "pypi.org:443"') from error
+
+
+def entry(text: str, ports: Sequence[int] = (443,)) -> list[str]:
+    """The rules that an entry of a list stands for; one without a port stands for these. Raises ValueError."""
+    for rules in ([text], [f"{text}:{port}" for port in ports]):
+        with contextlib.suppress(SandboxError):
+            return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in map(parse, rules)]
+    raise ValueError(f"{text!r} is neither a host nor host:port")
 
 
 def request_of(head: bytes) -> Wanted:
@@ -72,6 +89,23 @@ def _target(authority: str, default: int | None) -> Target:
         if not _NAME.fullmatch(name):
             raise ValueError("not the name of a host") from None
         return name, int(port)
+
+
+def is_address(host: str) -> bool:
+    """True for an address, in its usual spelling; false for a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def listed(target: Target, rules: Collection[Target]) -> bool:
+    """Whether a rule is about this host and port. Its addresses have to be permitted besides."""
+    host, port = target
+    labels = [] if is_address(host) else host.split(".")
+    above = (f"*.{'.'.join(labels[number:])}" for number in range(1, len(labels)))
+    return any((name, port) in rules for name in (host, *above, "*"))
 
 
 def is_public(address: str) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
-_ENTRIES, _DEPTH, _NAMED = 100_000, 100, 100
+ENTRIES, DEPTH, _NAMED = 100_000, 100, 100
 
 
 def parts_of(path: str) -> list[str]:
@@ -76,8 +76,8 @@ class Found:
     def count(self, path: str) -> None:
         """One more entry. Raises ValueError past the limit."""
         self.entries += 1
-        if self.entries > _ENTRIES:
-            raise ValueError(f"{path}: there are more than {_ENTRIES} entries")
+        if self.entries > ENTRIES:
+            raise ValueError(f"{path}: there are more than {ENTRIES} entries")
 
     def take(self, path: str, size: int) -> None:
         """Further bytes of a file. Raises ValueError past the limit."""
@@ -117,8 +117,8 @@ def _fetch(source: int, target: int, path: str, found: Found) -> None:
     try:
         mode = os.fstat(handle).st_mode  # of what was opened
         if stat.S_ISDIR(mode):
-            if path.count("/") >= _DEPTH:
-                raise ValueError(f"{path}: deeper than {_DEPTH} directories")
+            if path.count("/") >= DEPTH:
+                raise ValueError(f"{path}: deeper than {DEPTH} directories")
             os.mkdir(name, 0o755, dir_fd=target)
             into = os.open(name, _DIRECTORY, dir_fd=target)
             try:

@@ -49,7 +49,18 @@ def links() -> Iterator[tuple[str, str]]:
 def directories() -> Iterator[str]:
     """Directories of the host to bind, besides /usr."""
     yield from (path for path in MERGED if Path(path).is_dir() and not Path(path).is_symlink())
+    yield from etc_directories()
+
+
+def etc_directories() -> Iterator[str]:
+    """Those of the few things of /etc that are directories."""
     yield from (f"/etc/{name}" for name in ETC if Path(f"/etc/{name}").is_dir())
+
+
+def etc_files() -> dict[str, bytes]:
+    """The rest of them, which is copied: a copy costs less than a mount."""
+    paths = (Path("/etc", name) for name in ETC)
+    return {str(path): path.read_bytes() for path in paths if path.is_file()}
 
 
 def shell(root: str = "/") -> Path:

@@ -8,7 +8,8 @@
 The key is the digest of the build context (names, modes, contents) and its file, of the archive, or of the image itself.
 
 Invariants (tests/sandboxes/test_sandbox_images.py): one process makes an image while others wait for it; what is there is
-whole, because it is moved into place last; an image that a sandbox uses is not removed.
+whole, because it is moved into place last; an image that a sandbox uses, or that is held, is not removed; whoever waits, or
+makes, can be stopped.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from pathlib import Path
 
 import msgspec
 
-from whippletree.errors import SandboxError
+from whippletree.errors import ConfigurationError, SandboxError
 from whippletree.sandboxes import files
+from whippletree.sandboxes.box import WITH_IMAGES
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.sandboxes.keeper import IMAGE_LOCK
-from whippletree.sandboxes.podman import Podman, Said, unpack
+from whippletree.sandboxes.podman import Podman, Said, Stop, program, unpack
 from whippletree.sandboxes.recipes import Archive, Build, Reference, Source, Tree
+from whippletree.sandboxes.support import choose
 from whippletree.types import Struct
 
 _RECORD = "image.json"
@@ -41,6 +44,7 @@ _STALE_SECONDS = 3600.0
 _AT_ONCE = 2
 _CHUNK = 1 << 20
 _FRESH_SECONDS = 60.0  # an image that was asked for so recently may be about to be used
+_POLL_SECONDS = 0.05
 
 
 class RootImage(Struct, frozen=True):
@@ -57,15 +61,28 @@ class RootImage(Struct, frozen=True):
     user: str = ""
 
 
+def no_images(config: SandboxConfig) -> tuple[str, str]:
+    """Why sandboxes of these settings cannot be made on images, and what to do; ("", "") where they can. May try a backend."""
+    try:
+        kind = choose(config).kind
+    except ConfigurationError as error:
+        return error.cause, error.next_step
+    if kind not in WITH_IMAGES:
+        return f"a {kind} sandbox has the host's programs, not an image's", f'set sandbox.kind = "{WITH_IMAGES[0]}"'
+    if not program(config):
+        return "there is no podman program here, which builds and fetches images", "install it, or set sandbox.podman"
+    return "", ""
+
+
 class ImageCache:
     """The images of one directory; several processes may use it. Calls block, but for `prewarm`."""
 
     def __init__(self, config: SandboxConfig) -> None:
         default = Path(tempfile.gettempdir()) / f"whippletree-images-{os.geteuid()}"
         self.directory = Path(config.images).absolute() if config.images else default
+        self._config = config
         self._seconds = config.image_seconds
         self._limit = int(config.images_gb * 2**30)
-        self._podman = Podman(config, self.directory / "podman")
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = self.directory.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -73,16 +90,47 @@ class ImageCache:
                 f"sandbox.images: others can write to {self.directory}", "give a directory that only you can write to"
             )
 
-    def get(self, source: Source) -> RootImage:
-        """The root file system of an image, made now if it is not there. Raises SandboxError with what podman or tar said."""
-        key = self._key(source)
-        with self._locked(key):
+    def get(self, source: Source, *, seconds: float = 0.0, stop: Stop | None = None) -> RootImage:
+        """The root file system of an image, made now if it is not there. `seconds`: limit of making it, no more than the
+        settings' (0: those). Raises SandboxError: ImageError with what podman or tar said, and after `stop` was asked."""
+        stop = stop or Stop()
+        stop.check()
+        limit = min(seconds or self._seconds, self._seconds)
+        podman = Podman(self._config, self.directory / "podman", seconds=limit, stop=stop)
+        key = self._key(source, podman)
+        with self._locked(key, stop):
             found = self._find(key)
             if found is None:
-                found = self._make(source, key)
+                found = self._make(source, key, podman)
             os.utime(self.directory / key)
         self.trim()
         return found
+
+    def find(self, source: Source) -> RootImage | None:
+        """The same if it is there, and None if it would have to be made. Raises SandboxError."""
+        podman = Podman(self._config, self.directory / "podman")
+        key = self._key(source, podman, fetch=False)
+        if not key or (found := self._find(key)) is None:
+            return None
+        with contextlib.suppress(FileNotFoundError):  # it is being removed; `hold` will say so
+            os.utime(self.directory / key)
+        return found
+
+    def hold(self, image: RootImage) -> int:
+        """A descriptor; the image is not removed before that is closed. -1 where it has been removed."""
+        try:
+            lock = os.open(self.directory / image.key / IMAGE_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return -1
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if self._find(image.key) is None:  # it was removed meanwhile
+            os.close(lock)
+            return -1
+        return lock
+
+    def tidy(self) -> None:
+        """Remove what killed makings have left in podman's storage, unless somebody is at work there. Does not raise."""
+        Podman(self._config, self.directory / "podman").tidy()
 
     async def prewarm(self, sources: Sequence[Source]) -> list[RootImage | SandboxError]:
         """Make images, a few at a time; for each source the image, or why it cannot be."""
@@ -126,7 +174,8 @@ class ImageCache:
         except OSError:
             return None
 
-    def _key(self, source: Source) -> str:
+    def _key(self, source: Source, podman: Podman, *, fetch: bool = True) -> str:
+        """The key of an image; "" for one that would have to be fetched to know."""
         try:
             match source:
                 case Build():
@@ -136,11 +185,12 @@ class ImageCache:
                 case Tree():
                     return f"t-{_digest_of_file(Path(source.path))}"
                 case Reference():
-                    return f"r-{self._podman.pull(source.name)}"
+                    name = podman.pull(source.name) if fetch else podman.id_of(source.name)
+                    return f"r-{name}" if name else ""
         except OSError as error:
             raise SandboxError(f"{error.filename}: {error.strerror}", "give a context or archive that can be read") from error
 
-    def _make(self, source: Source, key: str) -> RootImage:
+    def _make(self, source: Source, key: str, podman: Podman) -> RootImage:
         """Under the lock of the key: make it aside, and move it into place."""
         aside = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self.directory))
         try:
@@ -150,7 +200,7 @@ class ImageCache:
                 said = Said()
                 unpack(Path(source.path), rootfs, self._seconds)
             else:
-                said = self._podman.export(source, key, rootfs)
+                said = podman.export(source, key, rootfs)
             made = RootImage(
                 key=key,
                 rootfs=str(self.directory / key / "rootfs"),
@@ -168,12 +218,13 @@ class ImageCache:
             raise SandboxError(f"no image can be made: {error.strerror}: {error.filename}", "look at sandbox.images") from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+            podman.tidy()
         return made
 
     def _remove(self, key: str) -> bool:
         """Remove an image, unless it is used, made or asked for."""
         entry = self.directory / key
-        with self._locked(key, wait=False) as locked, contextlib.suppress(OSError):
+        with self._locked(key) as locked, contextlib.suppress(OSError):
             if not locked or time.time() - entry.stat().st_mtime < _FRESH_SECONDS:
                 return False
             lock = os.open(entry / IMAGE_LOCK, os.O_RDONLY | os.O_CLOEXEC)
@@ -187,16 +238,24 @@ class ImageCache:
         return False
 
     @contextlib.contextmanager
-    def _locked(self, key: str, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the lock of a key across processes; False where another has it and `wait` is not set."""
+    def _locked(self, key: str, waiting: Stop | None = None) -> Iterator[bool]:
+        """Hold the lock of a key across processes: once it is free and `waiting` not stopped, or False if it is not free."""
         lock = os.open(self.directory / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            yield True
-        except BlockingIOError:
-            yield False
+            while not (locked := _try_lock(lock)) and waiting is not None:
+                waiting.check()
+                time.sleep(_POLL_SECONDS)
+            yield locked
         finally:
             os.close(lock)
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def digest_of_context(context: Path, file: str) -> str:

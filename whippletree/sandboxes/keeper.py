@@ -7,6 +7,7 @@ closes); in both cases it first kills every process of the sandbox, then removes
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -15,18 +16,24 @@ import signal
 import socket
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from whippletree.sandboxes import cgroups, files, kernel, machine, runner, wire
+from whippletree.sandboxes import cgroups, checkpoint, files, kernel, machine, runner, wire
+from whippletree.sandboxes.accounts import Account
 from whippletree.sandboxes.bubblewrap import BubblewrapMachine
+from whippletree.sandboxes.drain import Drain
+from whippletree.sandboxes.podman_backend import PodmanMachine
 from whippletree.sandboxes.process import ProcessMachine
 from whippletree.sandboxes.runc import RuncMachine
 
 CONTROL, LOCK, STATE = "control", "lock", "state.json"
 IMAGE_LOCK = "image.lock"
 _CGROUP_SECONDS = 5.0
+_MAKE_CGROUPS = ("runc", "podman")
+_REQUEST_SECONDS = 1.0
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +91,7 @@ class Keeper:
         self._inner = ""  # path of the cgroup that another program makes for it
         self._box: machine.Machine | None = None
         self._helpers: set[int] = set()  # children that serve clients
+        self._drain = Drain()
         self._door = socket.socket(socket.AF_UNIX)
         self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -92,18 +100,22 @@ class Keeper:
     def open(self) -> None:
         """Make everything and say so. Raises what the parts raise; the caller then removes it."""
         request = self._request
-        self._inner = cgroups.inner_path(cgroups.name_of(request.root, request.sandbox_id), request.cgroup)
+        if request.backend in _MAKE_CGROUPS:
+            self._inner = cgroups.inner_path(cgroups.name_of(request.root, request.sandbox_id), request.cgroup)
         self._cgroups = _make_cgroups(request)
         # Joined once, here: whatever is forked for the sandbox is born in them. A move per command would make all sandboxes
         # of the machine wait for each other in the kernel.
         cgroups.join(self._cgroups)
-        machine.oom_score(machine.KEPT_FROM_OOM)
         self._note(0)
-        box = _machine(request, self._cgroups, self._inner)
+        box = _machine(request, self._cgroups, self._inner, self._drain)
         self._box = box
         listeners = box.boot()
+        machine.oom_score(machine.KEPT_FROM_OOM)
         self._note(box.pid)
-        self._fill(box)
+        if not request.restored:
+            box.adopt()
+        if request.files or (request.user and not request.restored):
+            self._fill(box)
         self._door.bind(str(self._folder / CONTROL))
         self._door.listen(128)
         ready = wire.Ready(
@@ -114,8 +126,8 @@ class Keeper:
 
     @property
     def _all_cgroups(self) -> tuple[str, ...]:
-        """Its cgroups, and those that runc makes; the inner ones first."""
-        if self._request.backend != "runc":
+        """Its cgroups, and those that another program makes; the inner ones first."""
+        if self._request.backend not in _MAKE_CGROUPS:
             return self._cgroups
         return tuple(dict.fromkeys((*cgroups.every(self._inner), *self._cgroups)))
 
@@ -130,17 +142,18 @@ class Keeper:
         (self._folder / STATE).write_bytes(msgspec.json.encode(kept))
 
     def _fill(self, box: machine.Machine) -> None:
-        """Give the writable directories to the agent and copy the files of the spec in."""
+        """Copy the files of the spec in."""
         ours, theirs = socket.socketpair()
         sources = [(os.open(host, os.O_RDONLY | os.O_CLOEXEC), inside) for host, inside in self._request.files]
 
         def inside() -> int:
             answer = wire.Channel(theirs)
             try:
-                if not self._request.restored:
-                    _adopt(box, self._request.workdir)
+                account = box.account("")
+                if self._request.user and not self._request.restored:
+                    _adopt(box, account)
                 for source, target in sources:
-                    files.put(box.base, source, target, box.owner)
+                    files.put(box.base, source, target, (account.uid, account.gid))
             except (OSError, ValueError) as error:
                 answer.send(wire.Failed(message=f"files: {error}"))
                 return 1
@@ -149,10 +162,12 @@ class Keeper:
 
         def enter() -> int:
             box.enter()
+            if not box.separate:
+                return inside()
             os.waitpid(machine.fork(inside), 0)
             return 0
 
-        child = machine.fork(enter if box.separate else inside)
+        child = box.fork(enter)
         theirs.close()
         wire.close([source for source, _ in sources])
         received = wire.Channel(ours).receive()
@@ -170,7 +185,7 @@ class Keeper:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         poll = select.poll()
-        for item in (woken, self._door.fileno(), self._channel.socket.fileno()):
+        for item in (woken, self._door.fileno(), self._channel.socket.fileno(), self._drain.fileno()):
             poll.register(item, select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _ in poll.poll()}
@@ -185,6 +200,8 @@ class Keeper:
             if woken in ready:
                 os.read(woken, 4096)
                 self._helpers -= _reaped()
+            if self._drain.fileno() in ready:
+                self._drain.turn()
             if self._door.fileno() in ready:
                 self._answer()
 
@@ -199,6 +216,8 @@ class Keeper:
                 return wire.Failed(message="commands are running", next_step="snapshot between commands, or end them")
             time.sleep(0.01)
         try:
+            self._drain.take()  # the children that served the last commands have ended
+            checkpoint.note_outputs(Path(message.directory), self._drain.held)
             return box.snapshot(Path(message.directory))
         except (OSError, ValueError, machine.BootError) as error:
             return wire.Failed(message=f"no snapshot: {error}")
@@ -207,19 +226,49 @@ class Keeper:
         connection, _ = self._door.accept()
         box = self._box
         assert box is not None
+        with connection:
+            channel = wire.Channel(connection)
+            try:
+                self._help(box, lambda: runner.serve(channel, box, self._helpers, self._drain))
+            except OSError as error:
+                self._turn_away(box, channel, error)
+
+    def _help(self, box: machine.Machine, work: Callable[[], int]) -> None:
+        """Do a client's work in a child. Raises OSError where none can be made."""
 
         def body() -> int:
             signal.set_wakeup_fd(-1)
             self._door.close()
             self._channel.socket.close()
+            self._drain.leave()
             os.close(self._lock)
             try:
-                return runner.serve(wire.Channel(connection), box, self._helpers)
+                return work()
             except OSError:
                 return 1  # the client went before its answer
 
-        self._helpers.add(machine.fork(body))
-        connection.close()
+        try:
+            self._helpers.add(box.fork(body))
+        except OSError as error:
+            if error.errno not in (errno.ESRCH, errno.ENOMEM):  # of a PID namespace that has ended
+                raise
+            self._helpers.add(machine.fork(body))  # it finds that out, and tells its client
+
+    def _turn_away(self, box: machine.Machine, channel: wire.Channel, error: OSError) -> None:
+        """Answer a client for whom no child can be made, because the sandbox has as many processes as it may: only to end them
+        there is one more, outside of that limit."""
+        channel.socket.settimeout(_REQUEST_SECONDS)
+        with contextlib.suppress(OSError):
+            received = channel.receive()  # with bytes unread, the end of the connection would overtake the answer
+            wire.close(received[1] if received else [])
+            if received is None or not isinstance(received[0], wire.KillAll):
+                channel.send(runner.refusal(error))
+                return
+            cgroups.leave(self._cgroups)
+            try:
+                self._help(box, lambda: runner.kill_all(channel, box))
+            finally:
+                cgroups.join(self._cgroups)
 
     def remove(self) -> None:
         """End every process, then remove cgroups and folder."""
@@ -244,33 +293,37 @@ def _hold_image(rootfs: str) -> int:
     return lock
 
 
-def _machine(request: wire.BoxRequest, directories: tuple[str, ...], inner: str) -> machine.Machine:
+def _machine(request: wire.BoxRequest, directories: tuple[str, ...], inner: str, drain: Drain) -> machine.Machine:
     match request.backend:
         case "bubblewrap":
             return BubblewrapMachine(request, directories)
         case "runc":
-            return RuncMachine(request, directories, inner)
+            return RuncMachine(request, directories, inner, drain)
+        case "podman":
+            return PodmanMachine(request, directories, inner)
         case "process":
             return ProcessMachine(request, directories)
 
 
-def _adopt(box: machine.Machine, workdir: str) -> None:
-    for path in ("/logs", "/home/agent", workdir):
+def _adopt(box: machine.Machine, account: Account) -> None:
+    """Give the writable directories to the image's user; its work directory stays as the image has it."""
+    for path in ("/logs", "/home/agent"):
         directory = Path(box.base.rstrip("/") + path)
-        os.chown(directory, *box.owner)
+        os.chown(directory, account.uid, account.gid)
         directory.chmod(0o755)
 
 
 def _make_cgroups(request: wire.BoxRequest) -> tuple[str, ...]:
-    if not request.memory_mb and not request.processes:
-        return ()
     name = cgroups.name_of(request.root, request.sandbox_id)
-    try:
-        return cgroups.create(name, request.cgroup, memory_mb=request.memory_mb, processes=request.processes)
-    except cgroups.CgroupError:
-        if request.cgroup:
-            raise
-        return ()  # the limits of the processes themselves stand alone; `probe` says so
+    for cpus in dict.fromkeys((request.cpus, 0.0)):
+        if not request.memory_mb and not request.processes and not cpus:
+            continue
+        try:
+            return cgroups.create(name, request.cgroup, memory_mb=request.memory_mb, processes=request.processes, cpus=cpus)
+        except cgroups.CgroupError:
+            if request.cgroup:
+                raise
+    return ()  # the limits of the processes themselves stand alone; `probe` says so
 
 
 def _reaped() -> set[int]:

@@ -132,7 +132,7 @@ def foreign_namespaces(pid: int) -> int:
     """CLONE_NEW* flags of the namespaces of `pid` that are not the caller's."""
     flags = 0
     for name, flag in NAMESPACES.items():
-        if Path(f"/proc/{pid}/ns/{name}").readlink() != Path(f"/proc/self/ns/{name}").readlink():
+        if os.readlink(f"/proc/{pid}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}"):  # noqa: PTH115  (for each sandbox)
             flags |= flag
     return flags
 
@@ -142,27 +142,46 @@ def pid_namespace() -> int:
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
+def _stat(pid: str, count: int) -> list[bytes]:
+    """The first fields of a process's stat behind its name; none when it is gone. Every process of the machine is read at each
+    scan, so this opens no Python file."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        return os.read(descriptor, 4096).rpartition(b")")[2].split(None, count)[:count]
+    except OSError:
+        return []
+    finally:
+        os.close(descriptor)
+
+
+def children() -> list[int]:
+    """The caller's own children, with those that have ended and were not reaped yet. One that a thread forks or reaps meanwhile
+    may be missed."""
+    try:
+        with open("/proc/thread-self/children", encoding="ascii") as file:  # noqa: PTH123
+            return [int(pid) for pid in file.read().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return children_of(ended=True).get(os.getpid(), [])
+
+
 def children_of(*, ended: bool = False) -> dict[int, list[int]]:
     """Living processes by their parent, from one scan of /proc; with those that have ended and were not reaped yet, if wanted.
     In a PID namespace, parent 0 is outside."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208  (names are all that is wanted)
-        if not entry.isdigit():
-            continue
-        try:
-            fields = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue  # it ended meanwhile
-        if ended or fields[0] != "Z":
+        if not entry.isdigit() or not (fields := _stat(entry, 2)):
+            continue  # no process, or one that ended meanwhile
+        if ended or fields[0] != b"Z":
             children.setdefault(int(fields[1]), []).append(int(entry))
     return children
 
 
 def cpu_seconds(pid: int) -> tuple[float, float]:
     """CPU time of a process, and of those of its children that it has reaped; 0 when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
+    if not (fields := _stat(str(pid), 15)):
         return 0.0, 0.0
     ticks = os.sysconf("SC_CLK_TCK")
     own, own_kernel, reaped, reaped_kernel = (int(field) / ticks for field in fields[11:15])

@@ -6,13 +6,17 @@ each keeper lives by the lifeline that came with its request.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import socket
 import sys
+import time
 
-from whippletree.sandboxes import keeper, machine, wire
+from whippletree.sandboxes import cgroups, keeper, machine, wire
+
+_LAST_SECONDS = 1.0
 
 
 def main(descriptor: int) -> None:
@@ -21,6 +25,7 @@ def main(descriptor: int) -> None:
     door.set_inheritable(False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps keepers
     os.umask(0o022)
+    cgroups.hierarchies()  # once for all keepers
     gc.collect()
     gc.freeze()
     gc.disable()  # helpers are short or idle, and a collection would touch every page that forks share
@@ -30,6 +35,16 @@ def main(descriptor: int) -> None:
         if isinstance(message, wire.BoxRequest) and len(descriptors) == 1:
             machine.fork(lambda: _keep(door, message, descriptors[0]))  # noqa: B023  (it is called before the next turn)
         wire.close(descriptors)
+    _see_off()
+
+
+def _see_off() -> None:
+    """Stay for keepers that are about to end: an init that does not reap would keep what becomes its child as a zombie."""
+    deadline = time.monotonic() + _LAST_SECONDS
+    with contextlib.suppress(ChildProcessError):  # there is none
+        while time.monotonic() < deadline:
+            os.waitpid(-1, os.WNOHANG)
+            time.sleep(0.005)
 
 
 def _keep(door: socket.socket, request: wire.BoxRequest, lifeline: int) -> int:

@@ -13,6 +13,7 @@ Invariants (tests/sandboxes/test_sandbox_runc.py): what a sandbox writes is seen
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from whippletree.sandboxes import hostroot, kernel, machine
 from whippletree.sandboxes.wire import BoxRequest
 
 INIT = "/.init/sh"  # named so for shells that are many programs in one
-_WRITABLE = (("tmp", 0o1777), ("var", 0o755), ("var/tmp", 0o1777), ("run", 0o755), ("logs", 0o777), ("etc", 0o755))
+_WRITABLE = (("tmp", 0o1777), ("var", 0o755), ("var/tmp", 0o1777), ("run", 0o755), ("etc", 0o755))
 
 
 class Layers:
@@ -86,14 +87,17 @@ class Layers:
             texts |= hostroot.lookups()
             for path, target in hostroot.links():
                 (upper / path[1:]).symlink_to(target)
-            for name in hostroot.ETC:
-                if (source := Path("/etc") / name).is_file():
-                    self._directory((upper / "etc" / name).parent, 0o755)
-                    shutil.copyfile(source, upper / "etc" / name)
+            for path, content in hostroot.etc_files().items():
+                self._directory((upper / path[1:]).parent, 0o755)
+                (upper / path[1:]).write_bytes(content)
         for path, text in texts.items():
             (upper / path[1:]).write_text(text, encoding="utf-8")
-        for path in (hostroot.HOME, self._request.workdir):
+        for path in (hostroot.HOME, self._request.workdir, "/logs"):
+            if self._request.user and self._in_image(path):
+                continue
             self._directory(upper / path[1:], 0o755)
+            os.chown(upper / path[1:], *owner)
+            (upper / path[1:]).chmod(0o755)
 
     def _accounts(self, owner: tuple[int, int]) -> dict[str, str]:
         """The image's accounts and the sandbox's own user."""
@@ -110,12 +114,24 @@ class Layers:
         return found
 
     def _directory(self, path: Path, mode: int) -> None:
-        """A directory of the upper layer, with the mode that the image gives it, if it has it."""
+        """A directory of the upper layer; those above it, which it would hide, are as the image has them."""
+        upper = self.private / "upper"
         for above in reversed([path, *path.parents]):
-            if not above.is_relative_to(self.private / "upper") or above.exists():
+            if not above.is_relative_to(upper) or above.exists():
                 continue
             above.mkdir()
-            above.chmod(mode if above == path else 0o755)
+            theirs = self._in_image(str(above.relative_to(upper))) if above != path else None
+            if theirs is not None:
+                status = theirs.stat()
+                os.chown(above, status.st_uid, status.st_gid)
+                above.chmod(status.st_mode & 0o7777)
+            else:
+                above.chmod(mode if above == path else 0o755)
+
+    def _in_image(self, path: str) -> Path | None:
+        """The directory that the image has there, its links followed inside it; None where it has none."""
+        found = hostroot.resolve(self._request.rootfs, path) if self._request.rootfs else None
+        return found if found is not None and found.is_dir() else None
 
     def unmount(self) -> None:
         """Take the mounts away, so that the folder can be removed. Does not raise."""
@@ -128,4 +144,5 @@ class Layers:
 def copy(source: Path, target: Path) -> None:
     """Copy the directories "upper" and "usr" of a layer with owners, times, attributes and the marks of removed files."""
     for name in ("upper", "usr"):
+        (target / name).mkdir(mode=0o755, exist_ok=True)
         machine.run(("cp", "-a", "--reflink=auto", f"{source / name}/.", f"{target / name}/"), seconds=machine.COPY_SECONDS)

@@ -5,6 +5,7 @@ Invariants (tests/sandboxes/test_sandbox_support.py): a sandbox whose keeper liv
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -21,6 +22,7 @@ from whippletree.sandboxes.process import MARK
 from whippletree.types import Struct
 
 _LOCK_SECONDS = 10.0
+_WATCHERS = (b"conmon", b"podman", b"runc")
 
 
 class Cleaned(Struct):
@@ -36,8 +38,15 @@ class Cleaned(Struct):
 def clean(config: SandboxConfig, prefix: str = "") -> Cleaned:
     """Remove what killed controllers left of sandboxes whose id starts with `prefix`: processes, cgroups and folders.
 
-    A sandbox whose controller died is removed by its own keeper within moments; this waits for that.
+    A sandbox whose controller died is removed by its own keeper within moments; this waits for that. With kind = "kubernetes"
+    it is about pods, whose controllers are known by their lease, and may be on other machines; call it outside an event loop
+    then. Raises ConfigurationError, and ClusterError where a cluster does not answer.
     """
+    if config.kind == "kubernetes":
+        from whippletree.sandboxes import pod_cluster
+
+        gone, held = asyncio.run(pod_cluster.clean(config, prefix))
+        return Cleaned(removed=tuple(gone), alive=tuple(held))
     removed: list[str] = []
     alive: list[str] = []
     for folder in sorted(root_of(config).iterdir()):
@@ -95,7 +104,8 @@ def _locked(lock: int, seconds: float) -> bool:
 
 
 def _kill_marked(folder: Path) -> None:
-    """Kill processes of a process sandbox whose keeper was killed: they carry its name in their environment."""
+    """Kill processes of a sandbox whose keeper was killed: those of a process sandbox carry its name in their environment, and
+    those that watch over a container have its folder in their arguments."""
     mark = f"{MARK}={folder}".encode()
     for _ in range(100):
         found = False
@@ -103,7 +113,7 @@ def _kill_marked(folder: Path) -> None:
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             try:
-                marked = mark in (entry / "environ").read_bytes().split(b"\0")
+                marked = mark in (entry / "environ").read_bytes().split(b"\0") or _watches(entry, folder)
             except OSError:
                 continue  # it has ended, or belongs to another user
             if marked:
@@ -113,3 +123,9 @@ def _kill_marked(folder: Path) -> None:
         if not found:
             return
         time.sleep(0.01)
+
+
+def _watches(entry: Path, folder: Path) -> bool:
+    program, *arguments = (entry / "cmdline").read_bytes().split(b"\0")
+    inside = f"{folder}/".encode()
+    return os.path.basename(program) in _WATCHERS and any(argument.startswith(inside) for argument in arguments)  # noqa: PTH119

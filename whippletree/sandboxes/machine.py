@@ -15,9 +15,10 @@ from typing import NoReturn, Protocol
 
 from whippletree.sandboxes import kernel
 from whippletree.sandboxes.accounts import Account
-from whippletree.sandboxes.wire import BoxRequest, Frozen
+from whippletree.sandboxes.wire import BoxRequest, Frozen, close
 
 KILL_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 0.05
 KEPT_FROM_OOM, LIKE_ANY_OTHER = -1000, 0  # oom scores of a keeper, and of what it starts
 COPY_SECONDS = 300.0  # for copies of whole layers
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -30,6 +31,7 @@ class BootError(Exception):
 class Machine(Protocol):
     """One sandbox as its keeper sees it. Errors are OSError, ValueError or BootError."""
 
+    keeper: int  # its keeper, in the host's numbering
     pid: int  # a process of the sandbox, in the host's numbering
     base: str  # where paths inside start, once a child has entered
     owner: tuple[int, int]  # user and group of its files, in the sandbox's numbering
@@ -43,8 +45,16 @@ class Machine(Protocol):
         """Start it. Listeners inside for the request's ports, in their order; none where the network is the host's."""
         ...
 
+    def adopt(self) -> None:
+        """Give the writable directories of a fresh sandbox to its user. Called in the keeper."""
+        ...
+
+    def fork(self, body: Callable[[], int]) -> int:
+        """Run `body` in a child of the keeper that can enter; its pid. Called in the keeper. Raises OSError."""
+        ...
+
     def enter(self) -> None:
-        """Move the calling process, a child of the keeper, into the sandbox."""
+        """Move the calling process, a child made by `fork`, into the sandbox."""
         ...
 
     def argument(self, text: str) -> str:
@@ -117,15 +127,22 @@ def give_up_privileges(account: Account | None) -> None:
     kernel.forbid_new_privileges()
 
 
-def send_listeners(office: socket.socket, ports: tuple[int, ...]) -> None:
-    """Listen on these ports of 127.0.0.1 in the caller's network namespace, and send the sockets away."""
+def listeners(ports: tuple[int, ...]) -> list[int]:
+    """Sockets that listen on these ports of 127.0.0.1 in the caller's network namespace. Raises OSError."""
     with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket()) for _ in ports]
-        for listener, port in zip(listeners, ports, strict=True):
+        made = [stack.enter_context(socket.socket()) for _ in ports]
+        for listener, port in zip(made, ports, strict=True):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
             listener.listen(128)
-        socket.send_fds(office, [b"l"], [listener.fileno() for listener in listeners])
+        return [listener.detach() for listener in made]
+
+
+def send_listeners(office: socket.socket, ports: tuple[int, ...]) -> None:
+    """Send such listeners away."""
+    made = listeners(ports)
+    socket.send_fds(office, [b"l"], made)
+    close(made)
 
 
 def run(words: tuple[str, ...], *, seconds: float, stdin: int | None = None, path: str = PATH) -> None:
@@ -155,23 +172,26 @@ def oom_score(score: int) -> None:
 
 
 def end_descendants(seconds: float = KILL_SECONDS) -> None:
-    """Kill and reap all descendants of the caller, their reaper. A PID namespace ends only once the keeper has reaped those of
-    its processes that are the keeper's children. Raises ValueError when one is still there after `seconds`."""
+    """Kill and reap all descendants of the caller, their reaper: its children, and then those that become its children. A PID
+    namespace ends only once the keeper has reaped those of its processes that are the keeper's children. Raises ValueError when
+    one is still there after `seconds`."""
     deadline = time.monotonic() + seconds
-    while True:
-        for pid in kernel.descendants(os.getpid()):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))  # so that none comes between a look and the wait
+    try:
+        while True:
+            for pid in kernel.children():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        if time.monotonic() > deadline:
-            raise ValueError("there are processes that could not be killed")
-        time.sleep(0.002)
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+            if (left := deadline - time.monotonic()) <= 0:
+                raise ValueError("there are processes that could not be killed")
+            signal.sigtimedwait((signal.SIGCHLD,), min(left, _LOOK_AGAIN_SECONDS))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def fork(body: Callable[[], int]) -> int:

@@ -7,6 +7,7 @@ init exits, and the kernel kills all the rest.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -25,13 +26,14 @@ _UIDS = 100_000
 class NamespacedMachine:
     """One sandbox in namespaces, seen from its keeper. Subclasses boot it and then call `_found`."""
 
-    separate = True
     base = "/"
 
     def __init__(self, request: BoxRequest, directories: tuple[str, ...]) -> None:
         self._request = request
         self.cgroups = directories
         self._root = os.geteuid() == 0
+        self.separate = not self._root  # who is not root must first be in its user namespace
+        self.keeper = os.getpid()
         self._host = kernel.pid_namespace()
         uid = request.owner or (_own_uid(request) if self._root else 1000)
         self.owner = (uid, uid)
@@ -39,7 +41,7 @@ class NamespacedMachine:
         self.workdir = request.workdir
         base = {"PATH": machine.PATH, "HOME": HOME, "USER": "agent", "LANG": "C.UTF-8", "SHELL": "/bin/sh"}
         self.environment = base | request.environment
-        self._pidfd = -1
+        self._pidfd = self._own = -1
         self._flags = 0
         self._held = (False, False)  # whether cgroups limit memory, and processes
         self._lifeline: socket.socket | int | None = None  # the other end of the init's input
@@ -48,8 +50,10 @@ class NamespacedMachine:
         """The init runs as `pid`. What its cgroups hold is looked up now: inside they cannot be seen."""
         self.pid = pid
         self._held = (cgroups.limits_memory(self.cgroups), cgroups.limits_processes(self.cgroups))
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd, self._own = os.pidfd_open(pid), os.pidfd_open(self.keeper)
         self._flags = kernel.foreign_namespaces(pid)
+        if not self.separate:
+            self._flags &= ~kernel.CLONE_NEWPID
 
     def _let_go(self) -> None:
         if isinstance(self._lifeline, socket.socket):
@@ -58,9 +62,31 @@ class NamespacedMachine:
             os.close(self._lifeline)
         self._lifeline = None
 
+    def fork(self, body: Callable[[], int]) -> int:
+        """Run `body` in a child of the keeper that is, as root, in the PID namespace already."""
+        if self.separate:
+            return machine.fork(body)
+        kernel.setns(self._pidfd, kernel.CLONE_NEWPID)  # of the children
+        try:
+            return machine.fork(body)
+        finally:
+            kernel.setns(self._own, kernel.CLONE_NEWPID)
+
+    def listen(self) -> list[int]:
+        """As root: bring `lo` up inside, and listen there for the request's ports."""
+        kernel.setns(self._pidfd, kernel.CLONE_NEWNET)
+        try:
+            kernel.raise_loopback()
+            return machine.listeners(self._request.ports)
+        finally:
+            kernel.setns(self._own, kernel.CLONE_NEWNET)
+
     def enter(self) -> None:
-        """Join every namespace at once; the next fork is inside. The init's input stays the keeper's alone."""
+        """Join every other namespace at once; where `separate`, the next fork is inside. The init's input stays the keeper's
+        alone."""
         self._let_go()
+        if not self.separate and kernel.pid_namespace() == self._host:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         machine.oom_score(machine.LIKE_ANY_OTHER)
         kernel.setns(self._pidfd, self._flags)
 
@@ -75,7 +101,9 @@ class NamespacedMachine:
     def account(self, user: str) -> accounts.Account:
         """Any user of /etc/passwd or any number as root; in a user namespace there is but one."""
         uid, gid = self.owner
-        if user in ("", "agent", str(uid)):
+        user = user or self._request.user
+        own = ("",) if self._request.rootfs else ("", "agent")  # an image may have a user of that name
+        if user in (*own, str(uid)):
             return accounts.Account("agent", uid, gid, (gid,), HOME)
         if not self._root:
             raise ValueError(
@@ -109,18 +137,22 @@ class NamespacedMachine:
                 return 0  # all have gone, and were reaped
             return 1
 
-        _, status = os.waitpid(machine.fork(kill), 0)
-        if status:
-            raise ValueError(f"the processes of the sandbox could not be killed (status {status})")
+        code = self._inside(kill)
+        if code:
+            raise ValueError(f"the processes of the sandbox could not be killed (exit code {code})")
+
+    def _inside(self, body: Callable[[], int]) -> int:
+        """Once the calling process has entered: run `body` inside; its result."""
+        return os.waitstatus_to_exitcode(os.waitpid(machine.fork(body), 0)[1]) if self.separate else body()
 
     def inside(self, body: Callable[[], int]) -> int:
         """Run `body` inside, with the keeper's privileges, to its end; its result."""
 
         def enter() -> int:
             self.enter()
-            return os.waitstatus_to_exitcode(os.waitpid(machine.fork(body), 0)[1])
+            return self._inside(body)
 
-        return os.waitstatus_to_exitcode(os.waitpid(machine.fork(enter), 0)[1])
+        return os.waitstatus_to_exitcode(os.waitpid(self.fork(enter), 0)[1])
 
     def signal_all(self, number: int) -> None:
         """Send a signal to everything in the PID namespace but its init. Raises ValueError."""

@@ -1,7 +1,8 @@
 """The ways out of one sandbox: the relay to the gateway, the proxy to the allow-list, and what was refused.
 
-Invariants (tests/sandboxes/test_sandbox_network.py): a policy holds for what is open as for what comes; refusals are kept to a
-number, the latest ones, and counted beyond it.
+Invariants (tests/sandboxes/test_sandbox_network.py, sandbox_suite_network.py): a policy holds for what is open as for what
+comes; commands are led to the proxy only while it leads somewhere; refusals are kept to a number, the latest ones, and counted
+beyond it.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Network:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that lead a command to the proxy; {} where there is none."""
-        if self._egress is None:
+        """Variables that lead a command to the proxy; {} while it leads nowhere, and where there is none."""
+        if self._egress is None or not self.policy.allow:
             return {}
         proxy, none = f"http://127.0.0.1:{self._spec.proxy_port}", "127.0.0.1,localhost"
         names = {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": none}

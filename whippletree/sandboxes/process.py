@@ -11,7 +11,7 @@ import os
 import pwd
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from whippletree.sandboxes import accounts, cgroups, checkpoint, kernel, machine
@@ -30,8 +30,7 @@ class ProcessMachine:
     def __init__(self, request: BoxRequest, directories: tuple[str, ...]) -> None:
         self._request = request
         self.cgroups = directories
-        self._keeper = os.getpid()
-        self.pid = self._keeper
+        self.keeper = self.pid = os.getpid()
         self.owner = (os.geteuid(), os.getegid())
         self.base = str(Path(request.root) / request.sandbox_id / FOLDER)
         self.workdir = self.base + request.workdir
@@ -54,6 +53,15 @@ class ProcessMachine:
         for name in (self._request.workdir, "/tmp", "/logs", "/home/agent"):
             Path(self.base + name).mkdir(parents=True, exist_ok=True)
         return []
+
+    def adopt(self) -> None:
+        """They are this user's own."""
+        for name in (self._request.workdir, "/logs", "/home/agent"):
+            Path(self.base + name).chmod(0o755)
+
+    def fork(self, body: Callable[[], int]) -> int:
+        """Run `body` in a child of the keeper."""
+        return machine.fork(body)
 
     def enter(self) -> None:
         """There is nothing to enter; only the keeper itself is kept from the OOM killer."""
@@ -92,7 +100,7 @@ class ProcessMachine:
 
     def count_processes(self, helpers: Collection[int]) -> int:
         """Everything below the keeper but what serves clients."""
-        return len(set(kernel.descendants(self._keeper)) - {*helpers, os.getpid()})
+        return len(set(kernel.descendants(self.keeper)) - {*helpers, os.getpid()})
 
     def busy(self) -> bool:
         """Running commands stand still with all else."""
@@ -100,7 +108,7 @@ class ProcessMachine:
 
     def snapshot(self, directory: Path) -> Frozen:
         """Files only."""
-        return checkpoint.of_folder(self.base, kernel.descendants(self._keeper), directory)
+        return checkpoint.of_folder(self.base, kernel.descendants(self.keeper), directory)
 
     def stop(self) -> None:
         """Everything below the keeper, which is the caller."""
@@ -109,7 +117,7 @@ class ProcessMachine:
     def kill_all(self) -> None:
         """Everything below the keeper but the calling process."""
         deadline = time.monotonic() + machine.KILL_SECONDS
-        while pids := [pid for pid in kernel.descendants(self._keeper) if pid != os.getpid()]:
+        while pids := [pid for pid in kernel.descendants(self.keeper) if pid != os.getpid()]:
             for pid in pids:
                 try:
                     os.kill(pid, signal.SIGKILL)

@@ -13,55 +13,58 @@ import contextlib
 import os
 import shlex
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from whippletree.sandboxes import cgroups, checkpoint, hostroot, kernel, machine, oci
-from whippletree.sandboxes.layers import INIT, Layers
-from whippletree.sandboxes.namespaced import NamespacedMachine
+from whippletree.sandboxes import cgroups, checkpoint, kernel, machine, oci
+from whippletree.sandboxes.drain import Drain
+from whippletree.sandboxes.layered import WAIT, LayeredMachine
+from whippletree.sandboxes.layers import INIT
 from whippletree.sandboxes.wire import BoxRequest, Frozen, receive_some
 
-_WAIT = "while read -r line; do :; done"
 _SECONDS = 30.0
+_OUTPUT = 9  # a descriptor that criu gets
+_MOVED = f'[ "$2" != {_OUTPUT} ] || {{ exec 8<&{_OUTPUT}; set -- "$1" 8; }}'  # runc's own, should it have that number
 _MOUNTS, _KERNEL = Path("/proc/self/mounts"), Path("/run/criu.kdat")
 
 
-class RuncMachine(NamespacedMachine):
+class RuncMachine(LayeredMachine):
     """One sandbox of runc, seen from its keeper."""
 
-    def __init__(self, request: BoxRequest, directories: tuple[str, ...], cgroup: str) -> None:
-        super().__init__(request, directories)
-        self.cgroup = cgroup  # where runc puts the init first, in every hierarchy
-        self.folder = Path(request.root) / request.sandbox_id
-        self.layers = Layers(request, self.folder)
-        self.disks: tuple[str, ...] = ("/",)
+    def __init__(self, request: BoxRequest, directories: tuple[str, ...], cgroup: str, drain: Drain) -> None:
+        super().__init__(request, directories, cgroup)
+        self._drain = drain
+        self._settings = self.folder / "criu.conf"
         self._network = -1
 
     def boot(self) -> list[int]:
         """Make network, files and bundle, and have runc start the init."""
         listeners = self._make_network()
-        kernel.unshare(kernel.CLONE_NEWNS)
-        kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_SLAVE, "")
-        snapshot = Path(self._request.restored) if self._request.restored else None
-        self.layers.make(self.owner, snapshot)
+        self.make_layers()
+        snapshot = self.snapshot_of
         self._write_bundle()
-        if snapshot is not None and (snapshot / checkpoint.PROCESSES).exists():
-            self._restore(snapshot / checkpoint.PROCESSES)
+        if snapshot is not None and self._request.processes_too and (snapshot / checkpoint.PROCESSES).exists():
+            self._restore(snapshot)
         else:
             self.start("run")
         return listeners
 
-    def _restore(self, images: Path) -> None:
-        self.use_criu(as_agent=False)
+    def _restore(self, snapshot: Path) -> None:
+        into = self._drain.open()
+        self.use_criu(as_agent=False, output=f"/proc/{os.getpid()}/fd/{into}")
         work = self.folder / "criu"
         work.mkdir(mode=0o700)
+        with self._settings.open("a", encoding="ascii") as settings:
+            settings.writelines(f"inherit-fd fd[{_OUTPUT}]:pipe:[{pipe}]\n" for pipe in checkpoint.outputs(snapshot))
+        images = snapshot / checkpoint.PROCESSES
         try:
             self.start("restore", "--image-path", str(images), "--work-path", str(work), *checkpoint.CRIU)
         except machine.BootError as error:
             said = checkpoint.complaint(work / "restore.log")
             raise machine.BootError(f"criu could not restore the processes: {said}" if said else str(error)) from error
+        finally:
+            os.close(into)
 
     @property
     def criu(self) -> str:
@@ -76,9 +79,10 @@ class RuncMachine(NamespacedMachine):
         """Processes and files where criu works."""
         return checkpoint.of_runc(self, directory)
 
-    def use_criu(self, *, as_agent: bool) -> None:
-        """Put criu on the PATH of runc. To read the limits of another user's processes takes a capability that root may lack,
-        or that user's real number: with it and root's effective one, criu may do both."""
+    def use_criu(self, *, as_agent: bool, output: str = os.devnull) -> None:
+        """Put criu on the PATH of runc, with `output` opened for processes that it restores. To read the limits of another
+        user's processes takes a capability that root may lack, or that user's real number: with it and root's effective one,
+        criu may do both."""
         uid, gid = self.owner
         self._probe_kernel()
         real = f"setpriv --ruid {uid} --rgid {gid} --keep-groups -- " if as_agent else ""
@@ -86,7 +90,8 @@ class RuncMachine(NamespacedMachine):
         shell = "/bin/sh -p " if _is_script(Path(self._request.criu)) else ""
         program = self.folder / "bin" / "criu"
         program.parent.mkdir(mode=0o700, exist_ok=True)
-        program.write_text(f'#!/bin/sh\nexec {real}{shell}{shlex.quote(self._request.criu)} "$@"\n', encoding="utf-8")
+        words = f'{real}{shell}{shlex.quote(self._request.criu)} "$@" {_OUTPUT}>{output}'
+        program.write_text(f"#!/bin/sh\n{_MOVED}\nexec {words}\n", encoding="utf-8")
         program.chmod(0o700)
 
     def _probe_kernel(self) -> None:
@@ -151,39 +156,27 @@ class RuncMachine(NamespacedMachine):
 
     def _write_bundle(self) -> None:
         request = self._request
-        settings = self.folder / "criu.conf"
-        settings.write_text(
+        self._settings.write_text(
             "tcp-close\nfile-locks\nghost-limit 64M\nnetwork-lock skip\nmanage-cgroups=ignore\n", encoding="ascii"
         )
         made = oci.bundle(
-            argv=(INIT, "-c", _WAIT),
+            argv=(INIT, "-c", WAIT),
             user=oci.User(uid=self.owner[0], gid=self.owner[1]),
             root=str(self.layers.rootfs),
             network=f"/proc/{os.getpid()}/fd/{self._network}",
             cgroup=self.cgroup,
-            bindings=self._bindings(),
+            bindings=self.bindings(),
             memory_mb=request.memory_mb,
             processes=request.processes,
-            criu_settings=str(settings),
+            criu_settings=str(self._settings),
         )
         (self.folder / "config.json").write_bytes(msgspec.json.encode(made))
-
-    def _bindings(self) -> Iterator[tuple[str, str, bool]]:
-        if not self._request.rootfs:
-            yield str(self.layers.usr), "/usr", True
-            for path in hostroot.directories():
-                yield path, path, False
-        for host, inside in self._request.read_only:
-            if not os.path.exists(host):  # noqa: PTH110
-                raise machine.BootError(f"read_only: {host} does not exist")
-            yield host, inside, False
 
     def stop(self) -> None:
         """Kill all inside, then take the mounts away."""
         try:
             super().stop()
         finally:
-            self.layers.unmount()
             if self._network >= 0:
                 os.close(self._network)
                 self._network = -1

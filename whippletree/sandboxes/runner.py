@@ -1,11 +1,12 @@
 """One command inside a sandbox, and the other things that a keeper's child does for a client.
 
     client ──Exec──► child of the keeper ──enters, forks──► supervisor (inside) ──forks──► the command
-      waits for the end of the output and of the command; at its time limit says Finish(kill) or just goes:
-      then the supervisor, reaper of all orphans below it, kills everything that the command started
+      waits for the end of the command and reads its output; at its time limit says Finish(kill) or just goes:
+      then the supervisor, reaper of all orphans below it, kills everything that the command started;
+      else it says Finish, with its end of the output where something still holds the other: the keeper reads on
 
 Invariants (tests/sandboxes/): the end of a client, however it ends, ends its command; a killed command leaves no descendant, in
-whichever session it hides; what a finished command left in the background lives on in the sandbox.
+whichever session it hides; what a finished command left in the background lives on in the sandbox, and may write on.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from collections.abc import Callable, Collection
 
 from whippletree.sandboxes import cgroups, files, kernel, machine, wire
 from whippletree.sandboxes.accounts import Account
+from whippletree.sandboxes.drain import Drain
 
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 _DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD)
 
 
-def serve(channel: wire.Channel, box: machine.Machine, helpers: Collection[int]) -> int:
+def serve(channel: wire.Channel, box: machine.Machine, helpers: Collection[int], drain: Drain) -> int:
     """In a child of the keeper, one of its `helpers`: read one request, do it, answer."""
     received = channel.receive()
     if received is None:
@@ -32,7 +34,7 @@ def serve(channel: wire.Channel, box: machine.Machine, helpers: Collection[int])
         match message:
             case wire.Exec() if len(descriptors) == 1:
                 box.enter()
-                _inside(box, lambda: _supervise(channel, message, descriptors[0], box), wait=False)
+                _inside(box, lambda: _supervise(channel, message, descriptors[0], box, drain), wait=False)
             case wire.Put() if len(descriptors) == 1:
                 box.enter()
                 _inside(box, lambda: _reply(channel, lambda: _put(box, message, descriptors[0])), wait=True)
@@ -47,13 +49,18 @@ def serve(channel: wire.Channel, box: machine.Machine, helpers: Collection[int])
                 box.enter()
                 _inside(box, lambda: _reply(channel, lambda: _measure(box, helpers, *counted)), wait=True)
             case wire.KillAll():
-                _reply(channel, lambda: _kill_all(box))
+                kill_all(channel, box)
             case _:
                 channel.send(wire.Failed(message=f"a keeper does not do {type(message).__name__}"))
     except OSError as error:
-        hint = "it has ended: look at its memory limit" if isinstance(error, ProcessLookupError) else ""
-        channel.send(wire.Failed(message=f"cannot enter the sandbox: {error}", next_step=hint))
+        channel.send(refusal(error))
     return 0
+
+
+def refusal(error: OSError) -> wire.Failed:
+    """What a client is told when nothing of its can be started inside."""
+    hint = "it has ended: look at its memory limit" if isinstance(error, ProcessLookupError) else ""
+    return wire.Failed(message=f"cannot enter the sandbox: {error}", next_step=hint)
 
 
 def _inside(box: machine.Machine, body: Callable[[], int], *, wait: bool) -> None:
@@ -78,7 +85,8 @@ def _reply(channel: wire.Channel, body: Callable[[], wire.Message]) -> int:
 
 
 def _put(box: machine.Machine, message: wire.Put, source: int) -> wire.Message:
-    files.put(box.base, source, message.target, box.owner)
+    account = box.account("")
+    files.put(box.base, source, message.target, (account.uid, account.gid))
     return wire.Done()
 
 
@@ -91,7 +99,7 @@ def _cpu_seconds(box: machine.Machine) -> float:
     counted = cgroups.cpu_seconds(box.cgroups)
     if counted is not None:
         return counted
-    keeper = os.getppid()
+    keeper = box.keeper
     while True:
         _, before = kernel.cpu_seconds(keeper)
         found = sum(sum(kernel.cpu_seconds(pid)) for pid in kernel.descendants(keeper, ended=True))
@@ -112,12 +120,17 @@ def _measure(box: machine.Machine, helpers: Collection[int], cpu_seconds: float,
     )
 
 
-def _kill_all(box: machine.Machine) -> wire.Message:
-    box.kill_all()
-    return wire.Done()
+def kill_all(channel: wire.Channel, box: machine.Machine) -> int:
+    """In a child of the keeper: end every process inside, and say so."""
+
+    def body() -> wire.Message:
+        box.kill_all()
+        return wire.Done()
+
+    return _reply(channel, body)
 
 
-def _supervise(channel: wire.Channel, message: wire.Exec, output: int, box: machine.Machine) -> int:
+def _supervise(channel: wire.Channel, message: wire.Exec, output: int, box: machine.Machine, drain: Drain) -> int:
     """Start the command, report its end, and stay until the client says what is to become of its children."""
     kernel.become_subreaper()
     woken = _wake_on_child()
@@ -127,7 +140,7 @@ def _supervise(channel: wire.Channel, message: wire.Exec, output: int, box: mach
         if not isinstance(command, int):
             channel.send(command)
             return 0
-        return _watch(channel, woken, command)
+        return _watch(channel, woken, command, drain)
     except OSError:  # the client is gone
         machine.end_descendants()
         return 1
@@ -145,7 +158,7 @@ def _wake_on_child() -> int:
     return woken
 
 
-def _watch(channel: wire.Channel, woken: int, command: int) -> int:
+def _watch(channel: wire.Channel, woken: int, command: int, drain: Drain) -> int:
     poll = select.poll()
     poll.register(channel.socket, select.POLLIN)
     poll.register(woken, select.POLLIN)
@@ -160,6 +173,8 @@ def _watch(channel: wire.Channel, woken: int, command: int) -> int:
             received = channel.receive()
             if received is None or not isinstance(received[0], wire.Finish) or received[0].kill:
                 machine.end_descendants()
+            elif received[1]:
+                drain.hand_in(received[1])
             return 0
 
 
@@ -198,7 +213,7 @@ def _start(message: wire.Exec, output: int, box: machine.Machine) -> int | wire.
         account = box.account(message.user)
     except ValueError as error:
         return wire.Failed(message=str(error), next_step="name a user of the sandbox, or use a backend that has users")
-    if message.user:
+    if message.user or account.uid != box.owner[0]:
         _at_home(account, environment, box)
     box.become(account)
     try:

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from whippletree.errors import SandboxError
-from whippletree.protocols import SandboxSpec, Snapshot
-from whippletree.sandboxes.box import RECORD, Box, build
+from whippletree.protocols import Sandbox, SandboxSpec, Snapshot
+from whippletree.sandboxes.box import RECORD
 from whippletree.sandboxes.config import SandboxConfig
-from whippletree.sandboxes.support import choose
+from whippletree.sandboxes.support import build_any, choose
 
 _AT_ONCE = 4
 
@@ -31,8 +31,12 @@ def load_snapshot(directory: Path) -> Snapshot:
         raise SandboxError(f"{directory}: no snapshot: {error}", "give the directory of a finished snapshot") from error
 
 
-def restore(config: SandboxConfig, snapshot: Snapshot, spec: SandboxSpec, *, gateway: tuple[str, int]) -> Box:
+def restore(
+    config: SandboxConfig, snapshot: Snapshot, spec: SandboxSpec, *, gateway: tuple[str, int], processes: bool = True
+) -> Sandbox:
     """A sandbox that begins as the snapshot ended, not started yet. Its id, environment, network and limits are the spec's.
+
+    Without `processes` only the files come back: where there is no CRIU, or another kernel.
 
     Raises SandboxError where the spec differs from what the snapshot was made of, and for `files`: those are the snapshot's.
     """
@@ -49,17 +53,19 @@ def restore(config: SandboxConfig, snapshot: Snapshot, spec: SandboxSpec, *, gat
         raise SandboxError("a restored sandbox has the snapshot's files", "leave `files` empty and use `put`")
     if not Path(snapshot.directory, RECORD).exists():
         raise SandboxError(f"{snapshot.directory}: the snapshot is gone", "make another")
-    return build(config, spec, backend, gateway=gateway, snapshot=snapshot)
+    if snapshot.rootfs and not Path(snapshot.rootfs).is_dir():
+        raise SandboxError(f"{snapshot.rootfs}: the root file system of the snapshot is gone", "make its image again")
+    return build_any(config, spec, backend, gateway=gateway, snapshot=snapshot, processes=processes)
 
 
 async def fork(
     config: SandboxConfig, snapshot: Snapshot, specs: Sequence[SandboxSpec], *, gateway: tuple[str, int]
-) -> list[Box]:
+) -> list[Sandbox]:
     """Start one sandbox for each spec from the same snapshot, a few at a time. Raises the first error, with none left."""
     boxes = [restore(config, snapshot, spec, gateway=gateway) for spec in specs]
     slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def start(box: Box) -> None:
+    async def start(box: Sandbox) -> None:
         async with slots:
             await box.start()
 

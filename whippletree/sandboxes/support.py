@@ -14,9 +14,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 
 from whippletree.errors import ConfigurationError, SandboxError
-from whippletree.protocols import Limits, SandboxSpec
+from whippletree.protocols import Limits, Sandbox, SandboxSpec, Snapshot
 from whippletree.sandboxes import cgroups
-from whippletree.sandboxes.box import Backend, Box, build
+from whippletree.sandboxes.box import Backend, build
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.types import Struct
 
@@ -28,6 +28,14 @@ _ISOLATION = {
     "runc": (
         "runc: own root, processes, users and network, with the gateway as the only way out; the kernel is shared with the"
         " host."
+    ),
+    "podman": (
+        "podman: own root, processes, users and network, with the gateway as the only way out; the kernel is shared with the"
+        " host."
+    ),
+    "kubernetes": (
+        "kubernetes: a pod of its own, isolated by the cluster's container runtime; its network is held by a policy where the"
+        " cluster's network plug-in enforces one."
     ),
     "process": (
         "process: NO isolation; commands run as this user on this machine, see its files and its network, and are held"
@@ -41,7 +49,7 @@ class SandboxSupport(Struct):
     """What was found by trying. A reason is "" where the thing works.
 
     Example: SandboxSupport(bwrap="/usr/bin/bwrap", version="bubblewrap 0.11.0", bubblewrap="", cgroups="no pids controller",
-                            as_root=True, runc="no runc program", checkpoint="no runc program")
+                            as_root=True, runc="no runc program", checkpoint="no runc program", podman="")
     """
 
     bwrap: str
@@ -51,6 +59,8 @@ class SandboxSupport(Struct):
     as_root: bool
     runc: str
     checkpoint: str
+    podman: str
+    kubernetes: str = ""
 
     @property
     def works(self) -> bool:
@@ -86,7 +96,18 @@ def probe(config: SandboxConfig | None = None) -> SandboxSupport:
         as_root=os.geteuid() == 0,
         runc=runc,
         checkpoint=runc or _aside(_try_checkpoint(config)),
+        podman=_try_podman(config),
+        kubernetes=_try_kubernetes(config),
     )
+
+
+def _try_kubernetes(config: SandboxConfig) -> str:
+    """Why no cluster can be used; "" where one answers. Which images it can run is not tried."""
+    try:
+        from whippletree.sandboxes import pod_cluster
+    except ModuleNotFoundError as error:
+        return f"the module {error.name} is missing: install whippletree[kubernetes]"
+    return _aside(pod_cluster.reason(config))
 
 
 def _bubblewrap(config: SandboxConfig) -> tuple[str, str]:
@@ -99,6 +120,13 @@ def _bubblewrap(config: SandboxConfig) -> tuple[str, str]:
 def _try_runc(config: SandboxConfig) -> str:
     try:
         return _aside(_try(config, _runc(config)))
+    except ConfigurationError as error:
+        return error.cause
+
+
+def _try_podman(config: SandboxConfig) -> str:
+    try:
+        return _aside(_try(config, _podman(config)))
     except ConfigurationError as error:
         return error.cause
 
@@ -177,6 +205,10 @@ def choose(config: SandboxConfig) -> Backend:
         return Backend("process", _ISOLATION["process"])
     if config.kind == "runc":
         return _runc(config)
+    if config.kind == "podman":
+        return _podman(config)
+    if config.kind == "kubernetes":
+        return Backend("kubernetes", _ISOLATION["kubernetes"])
     if config.kind == "bubblewrap":
         if not bwrap:
             raise ConfigurationError("sandbox.kind: there is no bwrap program here", _INSTALL)
@@ -198,9 +230,43 @@ def _runc(config: SandboxConfig) -> Backend:
     return Backend("runc", _ISOLATION["runc"], runc=runc, criu=config.criu or shutil.which("criu") or "")
 
 
-def create(config: SandboxConfig, spec: SandboxSpec, *, gateway: tuple[str, int]) -> Box:
+def _podman(config: SandboxConfig) -> Backend:
+    podman = config.podman or shutil.which("podman") or ""
+    runc = config.runc or shutil.which("runc") or ""
+    if not podman or not runc:
+        missing = "runc" if podman else "podman"
+        raise ConfigurationError(f"sandbox.kind: there is no {missing} program here", f"install the package {missing}")
+    if os.geteuid() != 0:
+        raise ConfigurationError(
+            "sandbox.kind: podman sandboxes take root", 'run the controller as root, or set kind = "bubblewrap"'
+        )
+    return Backend("podman", _ISOLATION["podman"], runc=runc, podman=podman)
+
+
+def create(config: SandboxConfig, spec: SandboxSpec, *, gateway: tuple[str, int]) -> Sandbox:
     """A sandbox that is not started yet. `gateway` is (host, port) as this process reaches it; it must be numeric or local.
 
     Raises SandboxError for a spec that cannot be, ConfigurationError for a backend that cannot be.
     """
-    return build(config, spec, choose(config), gateway=gateway)
+    return build_any(config, spec, choose(config), gateway=gateway)
+
+
+def build_any(
+    config: SandboxConfig,
+    spec: SandboxSpec,
+    backend: Backend,
+    *,
+    gateway: tuple[str, int],
+    snapshot: Snapshot | None = None,
+    processes: bool = True,
+) -> Sandbox:
+    """A sandbox of that backend, on this machine or in a cluster, not started yet. Raises as `create`."""
+    if backend.kind != "kubernetes":
+        return build(config, spec, backend, gateway=gateway, snapshot=snapshot, processes=processes)
+    try:
+        from whippletree.sandboxes.pod import PodSandbox
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f'sandbox.kind = "kubernetes" needs the module {error.name}', "install whippletree[kubernetes]"
+        ) from error
+    return PodSandbox(config, spec, backend.sentence, gateway, snapshot)

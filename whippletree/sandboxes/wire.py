@@ -31,12 +31,13 @@ class BoxRequest(Wire):
     """Controller → launcher: make a sandbox (carries the keeper's end of the lifeline). Limits of 0 mean none.
 
     `token` is this request's alone: it tells this sandbox from an earlier or other one of the same name. `restored` is the
-    directory of a snapshot, `owner` the number of its user.
+    directory of a snapshot, whose processes come back with `processes_too`; `owner` is the number of its user; `user` is who
+    runs commands that name nobody.
 
     Example: BoxRequest(backend="bubblewrap", sandbox_id="s0-1", root="/tmp/whippletree-0", workdir="/app", bwrap="bwrap")
     """
 
-    backend: Literal["bubblewrap", "process", "runc"]
+    backend: Literal["bubblewrap", "podman", "process", "runc"]
     sandbox_id: str
     root: str
     workdir: str
@@ -44,8 +45,11 @@ class BoxRequest(Wire):
     bwrap: str = ""
     runc: str = ""
     criu: str = ""
+    podman: str = ""
+    start_seconds: float = 20.0
     rootfs: str = ""
     restored: str = ""
+    processes_too: bool = True
     owner: int = 0
     files: tuple[tuple[str, str], ...] = ()
     read_only: tuple[tuple[str, str], ...] = ()
@@ -56,6 +60,8 @@ class BoxRequest(Wire):
     open_files: int = 0
     file_mb: int = 0
     space_mb: int = 256
+    cpus: float = 0.0
+    user: str = ""
     cgroup: str = ""
 
 
@@ -115,7 +121,8 @@ class Exited(Wire):
 
 
 class Finish(Wire):
-    """Client → keeper: end of the exchange; `kill`: everything that the command started. Example: Finish(kill=True)"""
+    """Client → keeper: end of the exchange; `kill`: everything that the command started. Without, it may carry the read end of
+    an output that something still holds. Example: Finish(kill=True)"""
 
     kill: bool = False
 

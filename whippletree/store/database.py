@@ -23,10 +23,12 @@ class Dialect:
     """Words of one database. `types` fill the places in the migrations (schema.py).
 
     `skip_locked` ends the selection of rows to claim, `hold` that of an attempt that a call is recorded of: until the end of
-    the transaction nobody may seal it, and where somebody is about to, the statement fails at once instead of waiting.
+    the transaction nobody may seal it, and where somebody is about to, the statement fails at once instead of waiting. `clock`:
+    the database's own time, in seconds since the epoch.
     """
 
     types: Mapping[str, str]
+    clock: str
     skip_locked: str = ""
     hold: str = ""
 

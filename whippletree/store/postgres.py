@@ -47,6 +47,7 @@ DIALECT = Dialect(
         "real": "DOUBLE PRECISION",
         "clustered": "",
     },
+    clock="CAST(extract(epoch FROM statement_timestamp()) AS DOUBLE PRECISION)",
     skip_locked="FOR UPDATE SKIP LOCKED",
     hold="FOR SHARE NOWAIT",
 )

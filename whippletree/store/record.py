@@ -9,6 +9,7 @@ Invariants (tests/store/, on SQLite and on PostgreSQL):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -16,7 +17,7 @@ from typing import Self
 
 from whippletree.errors import AlignmentError, StoreError
 from whippletree.protocols import AttemptOutcome, PayloadStore
-from whippletree.store import rows, schema, writes
+from whippletree.store import leases, rows, schema, writes
 from whippletree.store.config import StoreConfig
 from whippletree.store.cursors import Order, place_of
 from whippletree.store.database import Database, Value
@@ -36,6 +37,8 @@ from whippletree.types import (
     RolloutState,
     StepRecord,
 )
+
+LONGEST = 1e15  # seconds; a lease of infinity is no number for a database
 
 
 class RecordStore:
@@ -140,10 +143,27 @@ class RecordStore:
         query = f"SELECT {rows.ROLLOUT}, seq FROM rollouts WHERE {' AND '.join(filters)} ORDER BY {by} LIMIT ?"
         return rows.page(self._read(query, *values, limit + 1), order, after, limit)
 
-    def begin(self, rollout_id: str, worker: str) -> Future[Attempt]:
+    def begin(self, rollout_id: str, worker: str, lease_seconds: float = 0.0) -> Future[Attempt]:
         """One queuing rollout to running, for whoever runs rollouts of its own choice. The same worker again gets the attempt
-        that it began. Raises ConflictError where another one runs it, or it has ended."""
-        return self._writer.submit(lambda tx: writes.begin(tx, rollout_id, worker))
+        that it began, with the lease that it has. Raises ConflictError where another one runs it, or it has ended."""
+        return self._writer.submit(lambda tx: writes.begin(tx, rollout_id, worker, lease_seconds))
+
+    def renew(self, rollout_id: str, attempt: int, *, at_least: float = 0.0) -> Future[Attempt | None]:
+        """Begin the attempt's lease anew, if it has one; None where that attempt is not under way. Raises StoreError when the
+        rollout is unknown."""
+        return self._writer.submit(lambda tx: leases.renew(tx, rollout_id, attempt, at_least))
+
+    def end_lapsed(self, longest: float = math.inf) -> list[Attempt]:
+        """End attempts whose lease (of at most `longest` seconds) has run out; those that this call ended. Blocks.
+
+        Where there is none, which is nearly always, it is one look into an index.
+        """
+        longest = min(longest, LONGEST)
+        with self._readers.connection() as connection:
+            query = f"SELECT 1 FROM attempts WHERE {leases.lapsed(connection.dialect.clock)} LIMIT 1"
+            if connection.execute(query, (longest,)).fetchone() is None:
+                return []
+        return self._writer.submit(lambda tx: leases.end_lapsed(tx, longest)).result()
 
     def cancel(self, rollout_ids: Sequence[str], reason: str) -> Future[list[Rollout]]:
         """Call rollouts off: failed, with the cause "cancelled", their attempts sealed. Those that have ended stay so."""

@@ -137,6 +137,11 @@ MIGRATIONS: Migrations = (
         "CREATE INDEX calls_by_segment ON calls (segment) WHERE released = 0",
         "DROP TABLE segments",
     ),
+    (
+        "ALTER TABLE attempts ADD COLUMN lease {real} NOT NULL DEFAULT 0",
+        "ALTER TABLE attempts ADD COLUMN expires {real}",
+        "CREATE INDEX attempts_by_expiry ON attempts (expires) WHERE expires IS NOT NULL",
+    ),
 )
 
 

@@ -30,7 +30,8 @@ DIALECT = Dialect(
         "integer": "INTEGER",
         "real": "REAL",
         "clustered": " WITHOUT ROWID",
-    }
+    },
+    clock="((julianday('now') - 2440587.5) * 86400.0)",
 )
 
 

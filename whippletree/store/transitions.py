@@ -2,13 +2,13 @@
 
     queuing ──claim──► running ──finish──► succeeded (a reward, from a verifier) | failed (a cause)
        ▲     begin        │
-       └──────────────────┘ finish(requeue) or release_worker
+       └──────────────────┘ finish(requeue), release_worker, or a lease that ran out (which also ends it as failed)
     queuing, running ──cancel──► failed (cause "cancelled")
 
 Invariants (tests/store/test_store_transitions.py):
 - these are the only transitions; any other is a ConflictError; a transition to the same state is a no-op;
 - only the attempt that is running now may finish a rollout: any other is fenced off and changes nothing, and so is what the
-  last attempt of a cancelled rollout still reports;
+  last attempt of a cancelled rollout still reports, or one whose lease ran out;
 - a reward is finite and comes from a verifier's result; an infrastructure failure has a cause and no reward.
 """
 
@@ -67,9 +67,17 @@ def cancelled(rollout: Rollout) -> bool:
     return rollout.state == "failed" and rollout.cause is not None and rollout.cause.cause is CauseClass.CANCELLED
 
 
+LEASE = "lease"  # in causes: the phase of an attempt that ended because nobody renewed its lease
+
+
+def ran_out(cause: Cause | None) -> bool:
+    """True for the cause of an attempt whose lease ran out."""
+    return cause is not None and cause.cause is CauseClass.HOST_LOST and cause.phase == LEASE
+
+
 def judge(rollout: Rollout, attempt: int, wanted: Ending) -> Literal["apply", "no-op", "fenced"]:
     """What to do with attempt number `attempt`'s report on this rollout. Raises ConflictError."""
-    if attempt != rollout.attempt or rollout.state == "queuing" or cancelled(rollout):
+    if attempt != rollout.attempt or rollout.state == "queuing" or cancelled(rollout) or ran_out(rollout.cause):
         return "fenced"
     name = f"rollout {rollout.spec.rollout_id}"
     if rollout.terminal and rollout.state == wanted.state:

@@ -45,7 +45,7 @@ def open_session(tx: Transaction, spec: RolloutSpec) -> Attempt:
     known = tx.connection.execute("SELECT attempt FROM rollouts WHERE rollout_id = ?", (spec.rollout_id,)).fetchone()
     create_rollouts(tx, (spec,))  # refuses another spec under this id
     if known is not None and known[0] > 0:
-        return _attempt(tx, spec.rollout_id, known[0])
+        return find_attempt(tx, spec.rollout_id, known[0])
     return _begin(tx, Attempt(rollout_id=spec.rollout_id, attempt=1, started=tx.now, worker=SESSION_WORKER))
 
 
@@ -102,16 +102,18 @@ def _waiting(tx: Transaction, purpose: str, source: str, limit: int) -> list[Wai
     return [Waiting(seq=seq, rollout_id=name, attempt=attempt) for seq, name, attempt in rows_]
 
 
-def begin(tx: Transaction, rollout_id: str, worker: str) -> Attempt:
+def begin(tx: Transaction, rollout_id: str, worker: str, lease_seconds: float) -> Attempt:
     """One queuing rollout to running; the same worker again gives the attempt that it began. Raises ConflictError."""
     rollout = rows.find_rollout(tx.connection, rollout_id)
     if rollout.state == "queuing":
-        return _begin(tx, Attempt(rollout_id=rollout_id, attempt=rollout.attempt + 1, started=tx.now, worker=worker))
+        number = rollout.attempt + 1
+        new = Attempt(rollout_id=rollout_id, attempt=number, started=tx.now, worker=worker, lease_seconds=lease_seconds)
+        return _begin(tx, new)
     if rollout.state != "running":
         raise ConflictError(
             f"rollout {rollout_id} cannot go from {rollout.state} to running", "a finished rollout stays as it is"
         )
-    current = _attempt(tx, rollout_id, rollout.attempt)
+    current = find_attempt(tx, rollout_id, rollout.attempt)
     if current.worker != worker:
         raise ConflictError(
             f"rollout {rollout_id} is run by {current.worker!r} already, as attempt {current.attempt}", "leave it to that one"
@@ -119,7 +121,8 @@ def begin(tx: Transaction, rollout_id: str, worker: str) -> Attempt:
     return current
 
 
-def _attempt(tx: Transaction, rollout_id: str, attempt: int) -> Attempt:
+def find_attempt(tx: Transaction, rollout_id: str, attempt: int) -> Attempt:
+    """Raises StoreError when it is not there."""
     stored = tx.connection.execute(
         f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt)
     ).fetchone()
@@ -138,8 +141,8 @@ def cancel(tx: Transaction, rollout_ids: Sequence[str], reason: str) -> list[Rol
             cause = Cause(cause=CauseClass.CANCELLED, phase=phase, message=reason, next_step="none: somebody called it off")
             end = Ending(state="failed", cause=cause)
             if rollout.state == "running":
-                current = _attempt(tx, rollout_id, rollout.attempt)
-                _close(tx, current, msgspec.structs.replace(current, cause=cause), end)
+                current = find_attempt(tx, rollout_id, rollout.attempt)
+                close_attempt(tx, current, msgspec.structs.replace(current, cause=cause), end)
             else:
                 _end(tx, rollout_id, end)
             rollout = rows.find_rollout(tx.connection, rollout_id)
@@ -153,9 +156,13 @@ def _begin(tx: Transaction, attempt: Attempt) -> Attempt:
         "UPDATE rollouts SET state = 'running', attempt = ?, updated = ? WHERE rollout_id = ?",
         (attempt.attempt, tx.now, attempt.rollout_id),
     )
+    expires = f"{tx.connection.dialect.clock} + ?" if attempt.lease_seconds else "NULL"
     tx.connection.execute(
-        "INSERT INTO attempts (rollout_id, attempt, worker, record) VALUES (?, ?, ?, ?)",
-        (attempt.rollout_id, attempt.attempt, attempt.worker, rows.encode(attempt)),
+        f"INSERT INTO attempts (rollout_id, attempt, worker, record, lease, expires) VALUES (?, ?, ?, ?, ?, {expires})",
+        (
+            *(attempt.rollout_id, attempt.attempt, attempt.worker, rows.encode(attempt), attempt.lease_seconds),
+            *((attempt.lease_seconds,) if attempt.lease_seconds else ()),
+        ),
     )
     return attempt
 
@@ -173,7 +180,7 @@ def release_worker(tx: Transaction, worker_prefix: str) -> list[Attempt]:
         cause = Cause(
             cause=CauseClass.HOST_LOST, phase="", message=f"worker {attempt.worker} went away", next_step="none: it is retried"
         )
-        lost.append(_close(tx, attempt, msgspec.structs.replace(attempt, cause=cause), Ending(state="queuing")))
+        lost.append(close_attempt(tx, attempt, msgspec.structs.replace(attempt, cause=cause), Ending(state="queuing")))
     return lost
 
 
@@ -193,17 +200,22 @@ def finish(tx: Transaction, outcome: AttemptOutcome) -> bool:
     rollout = rows.find_rollout(tx.connection, report.rollout_id)
     verdict = judge(rollout, report.attempt, wanted)
     if verdict == "apply":
-        _close(tx, _attempt(tx, report.rollout_id, report.attempt), report, wanted)
+        close_attempt(tx, find_attempt(tx, report.rollout_id, report.attempt), report, wanted)
     return verdict != "fenced"
 
 
-def _close(tx: Transaction, stored: Attempt, report: Attempt, end: Ending) -> Attempt:
-    """Seal the attempt with what was reported, and move its rollout. Worker and start stay those of the claim."""
+def close_attempt(tx: Transaction, stored: Attempt, report: Attempt, end: Ending) -> Attempt:
+    """Seal the attempt with what was reported, and move its rollout. Worker, start and lease stay those of the claim."""
     closed = msgspec.structs.replace(
-        report, worker=stored.worker, started=stored.started, sealed=True, finished=report.finished or tx.now
+        report,
+        worker=stored.worker,
+        started=stored.started,
+        lease_seconds=stored.lease_seconds,
+        sealed=True,
+        finished=report.finished or tx.now,
     )
     tx.connection.execute(
-        "UPDATE attempts SET sealed = 1, record = ? WHERE rollout_id = ? AND attempt = ?",
+        "UPDATE attempts SET sealed = 1, expires = NULL, record = ? WHERE rollout_id = ? AND attempt = ?",
         (rows.encode(closed), closed.rollout_id, closed.attempt),
     )
     _end(tx, closed.rollout_id, end)

@@ -2,7 +2,7 @@
 
 | module | holds |
 |---|---|
-| `format`, `keys`, `refusals`, `variables`, `dockerfile` | what a task directory may say, and what is wrong with one |
+| `format`, `keys`, `refusals`, `variables`, `dockerfile`, `images` | what a task directory may say, and what is wrong |
 | `reading`, `task` | a directory as a `Task` |
 | `preparing`, `artifacts`, `verifier` | what is done in a sandbox before and after an agent |
 | `scores`, `reward` | from what the tests wrote to a reward: pure |
@@ -12,8 +12,9 @@
 
 from whippletree.tasks.checks import TaskCheck, check_task
 from whippletree.tasks.config import TrailFamily
+from whippletree.tasks.images import Backing
 from whippletree.tasks.reading import Reading, load_task, read_task
 from whippletree.tasks.task import Step, Task
 from whippletree.tasks.verifier import verify
 
-__all__ = ["Reading", "Step", "Task", "TaskCheck", "TrailFamily", "check_task", "load_task", "read_task", "verify"]
+__all__ = ["Backing", "Reading", "Step", "Task", "TaskCheck", "TrailFamily", "check_task", "load_task", "read_task", "verify"]

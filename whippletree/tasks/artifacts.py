@@ -30,11 +30,12 @@ from whippletree.types import Struct
 LIMIT = 64 << 20  # bytes of one artifact's archive
 COPY_SECONDS = 60.0  # limit for packing one artifact
 
-# $1: the path, relative to the root; further arguments go to tar. The paths of tar and base64 are not the agent's to choose.
-_PACK = """root=${PWD%/}; path=$1; shift
+# $1: the path, relative to the root; further arguments go to tar. Where tar and base64 are looked for is not the agent's to
+# choose; images have them in one or the other.
+_PACK = """PATH=/usr/bin:/bin; root=${PWD%/}; path=$1; shift
 [ -e "$root/$path" ] || exit 3
-cd "$root/$(/usr/bin/dirname -- "$path")" || exit 3
-/bin/tar -cf - "$@" -- "$(/usr/bin/basename -- "$path")" 2>/dev/null | /usr/bin/base64 -w0"""
+cd "$root/$(dirname -- "$path")" || exit 3
+tar -cf - "$@" -- "$(basename -- "$path")" 2>/dev/null | base64 -w0"""
 
 
 class Collected(Struct):

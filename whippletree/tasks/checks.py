@@ -18,7 +18,7 @@ from whippletree.tasks.bench import MakeSandbox
 from whippletree.tasks.history import history_leaks
 from whippletree.tasks.reward import RewardExpression
 from whippletree.tasks.task import Task
-from whippletree.tasks.trial import Acting, do_nothing, no_op, oracle, run_trial
+from whippletree.tasks.trial import Acting, Reaching, do_nothing, no_op, oracle, run_trial
 from whippletree.types import Struct, VerifierResult
 
 TIMES = 2  # runs of each kind
@@ -38,19 +38,24 @@ class TaskCheck(Struct):
 
 
 async def check_task(
-    task: Task, make_sandbox: MakeSandbox, *, timeout: float = 600.0, rule: RewardExpression | None = None, times: int = TIMES
+    task: Task,
+    make_sandbox: MakeSandbox,
+    *,
+    timeout: float = 600.0,
+    rule: RewardExpression | None = None,
+    times: int = TIMES,
+    reach: Reaching | None = None,
 ) -> TaskCheck:
     """Run the verifier `times` times on the untouched environment, after a no-op agent, and after the oracle. `timeout`:
-    seconds for each set-up and each run of the tests."""
+    seconds for each set-up and each run of the tests; `reach`: what phases may reach (None for nothing)."""
     name = f"check-{secrets.token_hex(4)}"  # task names may be longer than a sandbox's may be
 
+    async def once(kind: str, time: int, acting: Acting) -> VerifierResult:
+        called = f"{name}-{kind}-{time}"
+        return await run_trial(task, make_sandbox, acting, name=called, timeout=timeout, rule=rule, reach=reach)
+
     async def several(kind: str, acting: Acting) -> tuple[VerifierResult, ...]:
-        return tuple(
-            [
-                await run_trial(task, make_sandbox, acting, name=f"{name}-{kind}-{time}", timeout=timeout, rule=rule)
-                for time in range(times)
-            ]
-        )
+        return tuple([await once(kind, time, acting) for time in range(times)])
 
     untouched = await several("untouched", do_nothing)
     nothing = await several("no-op", no_op)

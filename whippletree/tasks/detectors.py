@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from whippletree.types import Struct
@@ -29,6 +29,16 @@ TOOLS = frozenset(
         *("diff", "cmp", "grep"),
     ]
 )  # programs that tests start
+
+PACKAGES = (
+    *("pypi.org", "pythonhosted.org", "anaconda.org", "anaconda.com", "npmjs.org", "npmjs.com", "yarnpkg.com", "jsr.io"),
+    *("crates.io", "golang.org", "rubygems.org", "maven.org", "maven.apache.org", "packagist.org", "cpan.org", "nuget.org"),
+    *("debian.org", "ubuntu.com", "alpinelinux.org", "fedoraproject.org", "archlinux.org", "docker.io", "ghcr.io", "quay.io"),
+)  # where packages come from: these names, and all below them
+SOURCES = (
+    *("github.com", "githubusercontent.com", "gitlab.com", "bitbucket.org", "codeberg.org", "git.sr.ht", "gitee.com"),
+    *("sourceforge.net", "kernel.org", "huggingface.co", "softwareheritage.org"),
+)  # where sources come from
 
 
 class Suspicion(Struct):
@@ -137,14 +147,22 @@ def in_commands(commands: Iterable[str]) -> list[Suspicion]:
     return list(found.values())
 
 
-def in_address(host: str, port: int) -> Suspicion:
-    """An address that a sandbox tried to reach and was refused."""
+def in_address(host: str, port: int, *, mirrors: Collection[str] = ()) -> Suspicion:
+    """An address that an agent tried to reach and was refused. `mirrors`: further hosts where packages come from."""
+    evidence = f"{host}:{port}"
+    if host in mirrors or _below(host, PACKAGES):
+        return _suspicion("download", evidence, "packages")
+    if _below(host, SOURCES):
+        return _suspicion("download", evidence, "sources")
     try:
         inner = ipaddress.ip_address(host).is_private
     except ValueError:
         inner = False
-    says = "an address inside this network" if inner else "an address outside"
-    return _suspicion("network", f"{host}:{port}", says)
+    return _suspicion("network", evidence, "an address inside this network" if inner else "an address outside")
+
+
+def _below(host: str, names: Iterable[str]) -> bool:
+    return any(host == name or host.endswith(f".{name}") for name in names)
 
 
 def in_files(paths: Sequence[str]) -> list[Suspicion]:

@@ -1,10 +1,11 @@
 """The subset of Dockerfiles that needs no image build: FROM, WORKDIR, COPY, ENV.
 
-A task that stays within it runs on the host's root file system with its files copied in. Whatever else a Dockerfile says is
-refused at load, because a task whose environment is only half there would be judged by luck.
+A task that stays within it can run on the host's root file system with its files copied in. Whatever else a Dockerfile says
+needs an image: it is built where the sandboxes take images, and refused at load where they do not, because a task whose
+environment is only half there would be judged by luck.
 
 Invariants (tests/tasks/test_dockerfile.py):
-- every instruction is either honoured or refused with its line number;
+- every instruction is either honoured, or named with its line number as what needs a build, or as an error;
 - no COPY source lies outside the build context, not through a symbolic link either;
 - the paths inside are absolute and free of "..".
 """
@@ -18,23 +19,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from whippletree.errors import TaskError
+from whippletree.tasks.images import NEEDS_BUILD, ImageSource
 
-NEEDS_BUILD = "it needs an image build, which is not available with this backend: use FROM, WORKDIR, COPY and ENV only"
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+class NeedsBuild(TaskError):
+    """A Dockerfile says something that takes an image build; the message names file and line."""
 
 
 @dataclass
 class Environment:
-    """What a Dockerfile of the subset says. `files`: (host path, absolute path inside); a directory's contents are merged."""
+    """What a Dockerfile of the subset says. `files`: (host path, absolute path inside); a directory's contents are merged.
+    With an `image` the rest is that image's to say, and a work directory of "" is the image's."""
 
     base_image: str = ""
     workdir: str = "/"
     files: list[tuple[str, str]] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
+    image: ImageSource | None = None
 
 
 def read_dockerfile(path: Path) -> Environment:
-    """Read `path`; its directory is the build context. Raises TaskError with file and line."""
+    """Read `path`; its directory is the build context. Raises TaskError with file and line: NeedsBuild beyond the subset."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -54,7 +61,7 @@ def read_dockerfile(path: Path) -> Environment:
             case "COPY":
                 environment.files += _copy(rest, path.parent, environment, where)
             case other:
-                raise TaskError(f"{where}: {other} is not supported", NEEDS_BUILD)
+                raise NeedsBuild(f"{where}: {other} is not supported", NEEDS_BUILD)
     if not environment.base_image:
         raise TaskError(f"{path}: no FROM", "name the base image in the first line")
     return environment
@@ -81,7 +88,7 @@ def _instructions(text: str) -> list[tuple[int, str]]:
 
 def _from(environment: Environment, rest: str, where: str) -> None:
     if environment.base_image:
-        raise TaskError(f"{where}: a second FROM", NEEDS_BUILD)
+        raise NeedsBuild(f"{where}: a second FROM", NEEDS_BUILD)
     words = [word for word in rest.split() if not word.startswith("--platform=")]
     named = len(words) == 3 and words[1].upper() == "AS"
     if len(words) != 1 and not named:
@@ -102,12 +109,12 @@ def _expand(text: str, variables: dict[str, str], where: str) -> str:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name not in variables:
-            raise TaskError(f"{where}: ${name} is not set above", "set it with ENV, or write the value out")
+            raise NeedsBuild(f"{where}: ${name} is not set above", "set it with ENV, or write the value out")
         return variables[name]
 
     expanded = _VARIABLE.sub(value, text)
     if "${" in expanded:
-        raise TaskError(f"{where}: {text} uses a substitution other than $NAME and ${{NAME}}", "write the value out")
+        raise NeedsBuild(f"{where}: {text} uses a substitution other than $NAME and ${{NAME}}", "write the value out")
     return expanded
 
 
@@ -128,7 +135,7 @@ def _variables(rest: str, known: dict[str, str], where: str) -> dict[str, str]:
 def _inside(path: str, workdir: str, where: str) -> str:
     """An absolute, normal path inside."""
     if ".." in path.split("/"):
-        raise TaskError(f"{where}: {path} contains ..", "write the path without ..")
+        raise NeedsBuild(f"{where}: {path} contains ..", "write the path without ..")
     return posixpath.normpath(posixpath.join("/", workdir, path))
 
 
@@ -136,9 +143,10 @@ def _copy(rest: str, context: Path, environment: Environment, where: str) -> lis
     words = _words(rest, where)
     flags = [word for word in words if word.startswith("--")]
     if flags:
-        raise TaskError(f"{where}: COPY {flags[0]} is not supported", NEEDS_BUILD)
+        raise NeedsBuild(f"{where}: COPY {flags[0]} is not supported", NEEDS_BUILD)
     if len(words) < 2 or words[0].startswith("["):
-        raise TaskError(f"{where}: COPY {rest.strip()} is not of the form COPY source... target", "give a source and a target")
+        kind = NeedsBuild if words and words[0].startswith("[") else TaskError
+        raise kind(f"{where}: COPY {rest.strip()} is not of the form COPY source... target", "give a source and a target")
     words = [_expand(word, environment.variables, where) for word in words]
     target = _inside(words[-1], environment.workdir, where)
     sources = [source for word in words[:-1] for source in _sources(word, context, where)]

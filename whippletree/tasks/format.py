@@ -91,9 +91,9 @@ class AgentTable(Config):
     user: User | None = None
     """User to run the agent as; left out: the sandbox's own. Applied."""
     network_mode: NetworkMode | None = None
-    """Network of the agent phase. Recorded."""
+    """Network of the agent phase, as far as the run grants it. Applied."""
     allowed_hosts: list[str] | None = None
-    """Hosts for network_mode = "allowlist". Recorded."""
+    """Hosts for network_mode = "allowlist", with or without a port. Applied."""
 
 
 class SolutionTable(Config):
@@ -131,21 +131,21 @@ class EnvironmentTable(Config):
     """[environment], and [verifier.environment] of a separate verifier."""
 
     build_timeout_sec: float = 600.0
-    """Seconds that an image build may take. Recorded: nothing is built."""
+    """Seconds that the making of the image may take. Applied, where the environment is an image."""
     docker_image: str | None = None
-    """A ready image. Refused."""
+    """A ready image; comes before the Dockerfile. Applied by backends that take images, refused by others."""
     os: str = "linux"
     """Operating system. Anything but "linux" is refused."""
     cpus: float | None = None
-    """CPU cores that the task asks for. Recorded."""
+    """CPU cores' worth of time. Applied, where a cgroup can be made."""
     memory_mb: int | None = None
     """Memory in MiB; left out: the run's own limit. Applied."""
     memory: str | None = None
     """Memory in the older spelling ("2G", "512M"). Applied."""
     storage_mb: int | None = None
-    """Disk in MiB. Recorded."""
+    """Size in MiB of each file system that can be written to; left out: the run's own. Applied by backends that have some."""
     storage: str | None = None
-    """Disk in the older spelling ("10G"). Recorded."""
+    """The same in the older spelling ("10G"). Applied by backends that have some."""
     gpus: int | None = None
     """GPUs. More than 0 is refused."""
     gpu_types: list[str] | None = None
@@ -163,11 +163,11 @@ class EnvironmentTable(Config):
     workdir: str | None = None
     """Working directory; comes before the Dockerfile's. Applied."""
     network_mode: NetworkMode | None = None
-    """Network of every phase that names none. Recorded."""
+    """Network before the agent, and of every phase that names none, as far as the run grants it. Applied."""
     allowed_hosts: list[str] | None = None
-    """Hosts for network_mode = "allowlist". Recorded."""
+    """Hosts for network_mode = "allowlist", with or without a port. Applied."""
     allow_internet: bool | None = None
-    """Network in the older spelling. Recorded."""
+    """Network in the older spelling. Applied."""
 
 
 class VerifierTable(Config):
@@ -186,9 +186,9 @@ class VerifierTable(Config):
     collect: list[CollectTable] = []
     """Commands between the agent's end and the copying of artifacts. Applied."""
     network_mode: NetworkMode | None = None
-    """Network of the verify phase. Recorded."""
+    """Network of the tests, as far as the run grants it. Applied."""
     allowed_hosts: list[str] | None = None
-    """Hosts for network_mode = "allowlist". Recorded."""
+    """Hosts for network_mode = "allowlist", with or without a port. Applied."""
 
 
 class StepTable(Config):

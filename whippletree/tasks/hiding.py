@@ -3,13 +3,14 @@
     task's files ─► hide ─► visible: the same files, each repository ending at HEAD        ─► the agent's sandbox
                         └─► taken: every object and ref of the original                    ─► give_back, before the tests
 
-Both are made on the host, once per content. The agent's own commits, branches and index stay as it left them: what comes back
-is added beside them.
+Both are made on the host, once per content. An image has its repositories in it: there the visible half takes their place once
+the sandbox runs (`take_away`), before the agent does. The agent's own commits, branches and index stay as it left them: what
+comes back is added beside them.
 Invariants (tests/tasks/test_hiding.py):
 - in what is visible no commit beyond HEAD's history can be reached, by name, in a log or in a pack; `git status` says what it
   said before;
 - after `give_back` every ref and every object of the original can be read, and nothing of the agent's is lost;
-- files that hold no future are handed out as they are.
+- files that hold no future are handed out as they are; what an image holds cannot be read inside once it was taken away.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from whippletree.errors import ConfigurationError, SandboxError
 from whippletree.protocols import Sandbox
@@ -78,6 +82,49 @@ def hide(source: Path, cache: Path) -> Hidden:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return Hidden(visible=str(home / "visible"), taken=str(home / "taken"), repositories=repositories)
+
+
+class Covered(Struct):
+    """Repositories of an image that hold a future: (absolute path inside, their halves).
+
+    Example: Covered(repositories=(("/testbed", Hidden(visible="/run/hidden/3fa1/visible", taken="/run/hidden/3fa1/taken")),))
+    """
+
+    repositories: tuple[tuple[str, Hidden], ...] = ()
+
+
+def hide_in_image(rootfs: Path, cache: Path) -> Covered:
+    """What a root file system, which never changes, holds of the future; looked for once. Raises ConfigurationError."""
+    record = cache / f"image-{hashlib.blake2b(str(rootfs).encode(), digest_size=16).hexdigest()}.json"
+    if record.exists():
+        return msgspec.json.decode(record.read_bytes(), type=Covered)
+    found = [(f"/{path.relative_to(rootfs)}", hide(path, cache)) for path in _repositories(rootfs)]
+    covered = Covered(repositories=tuple((inside, hidden) for inside, hidden in found if hidden.taken))
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=cache, prefix="draft-", delete=False) as draft:  # others may be writing it too
+        draft.write(msgspec.json.encode(covered))
+    Path(draft.name).rename(record)
+    return covered
+
+
+def _repositories(rootfs: Path) -> Iterator[Path]:
+    """Directories with a repository that lie in no other one."""
+    for directory, folders, _ in os.walk(rootfs):
+        path = Path(directory)
+        if ".git" in folders and not (path / ".git").is_symlink() and (path / ".git" / "HEAD").is_file():
+            folders.clear()
+            yield path
+
+
+async def take_away(sandbox: Sandbox, hidden: Hidden, target: str) -> None:
+    """Replace the repositories at and below `target`, an absolute path inside, by their visible halves. Raises SandboxError."""
+    for name in hidden.repositories:
+        place = f"{target.rstrip('/')}/{name}" if name != "." else target.rstrip("/")
+        inside = f"{place.lstrip('/')}/.git"
+        done = await sandbox.exec(["/bin/rm", "-rf", "--", inside], timeout=BACK_SECONDS, cwd="/", user="root")
+        if done.exit_code != 0:
+            raise SandboxError(f"the history of {place} could not be hidden: {done.output[-500:]}", "look at the sandbox")
+        await sandbox.put(Path(hidden.visible) / name / ".git", f"{place}/.git")
 
 
 async def give_back(sandbox: Sandbox, hidden: Hidden, target: str) -> None:

@@ -1,7 +1,7 @@
 """What is done in a sandbox before an agent: the files and the script of a step, and the healthcheck.
 
 Invariants (tests/tasks/test_preparing.py):
-- an agent with a user of its own can write where it works;
+- an agent with a user of its own can write where it works, but for an image, whose modes are left as they are;
 - a step's files replace those of the same name, and its setup.sh is run and not left behind;
 - a healthcheck ends: with a success, or after its retries, each of which is held to its own limit.
 """
@@ -24,8 +24,10 @@ _LAY = """root=${PWD%/}; files="$root/$2"
 cd "$root/$1" || exit 125
 if [ -f "$files/setup.sh" ]; then mv "$files/setup.sh" "$files.sh" && chmod 755 "$files.sh" || exit 125; fi
 cp -a "$files/." . && rm -rf "$files\""""
-# An agent with a user of its own is to work in the working directory and to write the harness's files.
-_OPEN = 'mkdir -p logs/agent && chmod -R a+rwX logs/agent && chmod -R a+rwX -- "$1"'
+# An agent with a user of its own is to write the harness's files, and to work in the working directory, unless that is an
+# image's, whose owners and modes are meant.
+_OPEN = "mkdir -p logs/agent && chmod -R a+rwX logs/agent"
+_OPEN_ALL = f'{_OPEN} && chmod -R a+rwX -- "$1"'
 _SET_UP = """root=${PWD%/}; script="$root/$2.sh"; cd "$root/$1" || exit 125; exec "$script\""""
 
 
@@ -40,11 +42,17 @@ async def prepare_step(task: Task, step: Step, sandbox: Sandbox, *, timeout: flo
         await sandbox.put(Path(step.files_dir), f"/{place}")
         await _own(sandbox, _LAY, arguments, timeout)
     if step.agent_user:
-        await _own(sandbox, _OPEN, arguments, timeout)
+        await _own(sandbox, _OPEN if task.place.rootfs else _OPEN_ALL, arguments, timeout)
     script = Path(step.files_dir, "setup.sh")
     if not step.files_dir or not script.is_file():
         return
-    done = await sandbox.exec(["/bin/sh", "-c", _SET_UP, *arguments], timeout=timeout, cwd="/", user=step.agent_user)
+    done = await sandbox.exec(
+        ["/bin/sh", "-c", _SET_UP, *arguments],
+        timeout=timeout,
+        environment=sandbox.proxy_environment,
+        cwd="/",
+        user=step.agent_user,
+    )
     await sandbox.exec(["/bin/rm", "-f", f"{place}.sh"], timeout=timeout, cwd="/")
     if done.timed_out or done.exit_code:
         how = f"ran past {timeout:g} s" if done.timed_out else f"ended with {done.exit_code}"
@@ -66,7 +74,8 @@ async def await_health(check: Healthcheck, sandbox: Sandbox) -> None:
     begun = time.monotonic()
     failures = 0
     while True:
-        done = await sandbox.exec(["/bin/sh", "-c", check.command], timeout=check.timeout)
+        argv = ["/bin/sh", "-c", check.command]
+        done = await sandbox.exec(argv, timeout=check.timeout, environment=sandbox.proxy_environment)
         if done.exit_code == 0 and not done.timed_out:
             return
         starting = time.monotonic() - begun < check.start_period

@@ -4,7 +4,8 @@
     every problem on the way is kept, so that one look shows them all
 
 Invariants (tests/tasks/test_read_task.py):
-- a task that loads can be run: every file it needs exists, and nothing that it asks for is silently left out;
+- a task that loads can be run on the sandboxes that it was read for: every file it needs exists, and nothing that it asks for
+  is silently left out;
 - a problem names the file, and the key or line, that is wrong, and what to do;
 - variables come from the given mapping only.
 """
@@ -20,7 +21,7 @@ from typing import Any
 
 from whippletree.configuration import convert
 from whippletree.errors import TaskError
-from whippletree.tasks.dockerfile import Environment, read_dockerfile
+from whippletree.tasks.dockerfile import Environment, NeedsBuild, read_dockerfile
 from whippletree.tasks.format import (
     VERSIONS,
     AgentTable,
@@ -33,9 +34,10 @@ from whippletree.tasks.format import (
     User,
     VerifierTable,
 )
+from whippletree.tasks.images import HOSTS, NEEDS_BUILD, Backing, BuiltImage, NamedImage
 from whippletree.tasks.keys import Problem, table_problems
 from whippletree.tasks.refusals import notes, refusals
-from whippletree.tasks.task import Artifact, CollectHook, Healthcheck, Judging, Network, Place, Step, Task
+from whippletree.tasks.task import Artifact, CollectHook, Healthcheck, Judging, Network, Place, Step, Task, overlap
 from whippletree.tasks.variables import MissingVariable, resolve
 from whippletree.types import Struct
 
@@ -56,9 +58,10 @@ class Reading(Struct):
     problems: tuple[Problem, ...] = ()
 
 
-def load_task(path: Path, variables: Mapping[str, str] | None = None) -> Task:
-    """Read a task directory, with `variables` for its `${NAME}`s. Raises TaskError with the first problem."""
-    reading = read_task(path, variables)
+def load_task(path: Path, variables: Mapping[str, str] | None = None, backing: Backing = HOSTS) -> Task:
+    """Read a task directory, with `variables` for its `${NAME}`s, for sandboxes of that kind (left out: without images).
+    Raises TaskError with the first problem."""
+    reading = read_task(path, variables, backing)
     if reading.task is not None:
         return reading.task
     first, *others = reading.problems
@@ -66,14 +69,14 @@ def load_task(path: Path, variables: Mapping[str, str] | None = None) -> Task:
     raise TaskError(first.cause, first.next_step + more)
 
 
-def read_task(path: Path, variables: Mapping[str, str] | None = None) -> Reading:
-    """Read a task directory, with every problem that it has. Does not raise."""
+def read_task(path: Path, variables: Mapping[str, str] | None = None, backing: Backing = HOSTS) -> Reading:
+    """Read a task directory, with every problem that it has. Does not raise. See `load_task`."""
     path = Path(path).absolute()
     if not path.is_dir():
         return Reading(
             path=str(path), problems=(Problem(f"{path} is not a directory", "give the directory that holds task.toml"),)
         )
-    reader = _Reader(path, variables or {})
+    reader = _Reader(path, variables or {}, backing)
     task = reader.read()
     problems = tuple(reader.problems)
     return Reading(path=str(path), task=None if problems else task, problems=problems)
@@ -82,16 +85,17 @@ def read_task(path: Path, variables: Mapping[str, str] | None = None) -> Reading
 class _Reader:
     """One look at one directory. `problems` grows while it reads; what is made beside a problem is not used."""
 
-    def __init__(self, path: Path, variables: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, variables: Mapping[str, str], backing: Backing) -> None:
         self.path = path
         self.toml = path / "task.toml"
         self.problems: list[Problem] = []
         self._variables = variables
+        self._backing = backing
 
     def read(self) -> Task | None:
         """The task, where there is enough of it to make one."""
         settings = self._settings()
-        build = self._environment(self.path / "environment")
+        build = self._environment(self.path / "environment", settings.environment if settings else EnvironmentTable())
         if settings is None:
             self._single_files()
             return None
@@ -105,7 +109,7 @@ class _Reader:
             strategy=settings.multi_step_reward_strategy or "mean",
             solution_environment=self._filled(settings.solution.env, "solution.env"),
             metadata=settings.metadata,
-            notes=tuple(notes(settings)),
+            notes=tuple(notes(settings, self._backing)),
         )
 
     def _found(self, cause: str, next_step: str) -> None:
@@ -141,21 +145,35 @@ class _Reader:
             self.problems += found
             return None
         settings = convert(TaskFile, data, str(self.toml))
-        self.problems += refusals(settings, str(self.toml))
+        self.problems += refusals(settings, str(self.toml), self._backing)
         return settings
 
-    def _environment(self, directory: Path) -> Environment:
+    def _environment(self, directory: Path, table: EnvironmentTable) -> Environment:
         for name in ("docker-compose.yaml", "docker-compose.yml"):
             if (directory / name).exists():
                 self._found(f"{directory / name}: several services are not supported", "put everything into one environment")
-        return self._dockerfile(directory / "Dockerfile")
+        return self._dockerfile(directory / "Dockerfile", table)
 
-    def _dockerfile(self, path: Path) -> Environment:
+    def _dockerfile(self, path: Path, table: EnvironmentTable) -> Environment:
+        """What a Dockerfile says, or the image that comes of it or before it."""
+        wanted = self._backing.images
+        if table.docker_image and wanted != "never":
+            image = NamedImage(name=table.docker_image, seconds=table.build_timeout_sec)
+            return Environment(base_image=table.docker_image, workdir="", image=image)
+        built = Environment(
+            workdir="", image=BuiltImage(context=str(path.parent), file=path.name, seconds=table.build_timeout_sec)
+        )
         try:
-            return read_dockerfile(path)
+            found = read_dockerfile(path)
+        except NeedsBuild as error:
+            if wanted != "never":
+                return built
+            self._found(error.cause, self._backing.refusal if error.next_step == NEEDS_BUILD else error.next_step)
         except TaskError as error:
             self._found(error.cause, error.next_step)
-            return Environment()
+        else:
+            return built if wanted == "always" else found
+        return Environment()
 
     def _instruction(self, path: Path) -> str:
         text = self._text(path)
@@ -178,29 +196,34 @@ class _Reader:
 
     def _place(self, table: EnvironmentTable, build: Environment, key: str) -> Place:
         workdir = posixpath.normpath(table.workdir) if table.workdir else build.workdir
-        if not workdir.startswith("/") or ".." in (table.workdir or "").split("/"):
+        late = not workdir  # an image says where
+        if not (late or workdir.startswith("/")) or ".." in (table.workdir or "").split("/"):
             self._key(f"{key}.workdir", table.workdir, "give an absolute path without ..")
         return Place(
             workdir=workdir,
             files=tuple(build.files),
             environment=build.variables | self._filled(table.env, f"{key}.env"),
-            memory_mb=self._memory(table, key),
+            memory_mb=self._mebibytes(table.memory_mb, table.memory, f"{key}.memory"),
             base_image=build.base_image,
             healthcheck=_healthcheck(table.healthcheck),
+            network=_network((key, table)),
+            cpus=table.cpus or 0.0,
+            space_mb=self._mebibytes(table.storage_mb, table.storage, f"{key}.storage"),
+            image=build.image,
         )
 
-    def _memory(self, table: EnvironmentTable, key: str) -> int:
-        """MiB that the task asks for; 0 when it does not say."""
-        if table.memory is None:
-            return table.memory_mb or 0
-        number, unit = table.memory[:-1], table.memory[-1:].upper()
+    def _mebibytes(self, plain: int | None, text: str | None, key: str) -> int:
+        """MiB that the task asks for, in either spelling; 0 when it does not say. `key`: of the older one."""
+        if text is None:
+            return plain or 0
+        number, unit = text[:-1], text[-1:].upper()
         try:
             found = int(float(number) * _MEBIBYTES[unit])
         except (ValueError, KeyError, OverflowError):
-            self._key(f"{key}.memory", table.memory, 'write it like "2G" or "512M"')
+            self._key(key, text, 'write it like "2G" or "512M"')
             return 0
-        if table.memory_mb is not None and table.memory_mb != found:
-            self._key(f"{key}.memory", table.memory, f"it contradicts memory_mb = {table.memory_mb}: leave one out")
+        if plain is not None and plain != found:
+            self._key(key, text, f"it contradicts {key.rpartition('.')[2]}_mb = {plain}: leave one out")
         return found
 
     def _filled(self, table: dict[str, str], key: str) -> dict[str, str]:
@@ -231,7 +254,7 @@ class _Reader:
     def _step(self, settings: TaskFile, table: StepTable, place: Place, directory: Path, tests: tuple[Path, ...]) -> Step:
         files = directory / "workdir"
         limits = table.min_reward if table.min_reward is not None else {}
-        judging = self._judging(settings, table.verifier, place, self._tests(tests))
+        judging = self._judging(settings, table, place, self._tests(tests))
         artifacts = [*settings.artifacts, *table.artifacts]
         if artifacts or judging.collect or judging.separate:
             artifacts = [CONVENTION, *(entry for entry in artifacts if entry != CONVENTION)]
@@ -241,7 +264,9 @@ class _Reader:
             judging=judging,
             agent_timeout=_first(table.agent.timeout_sec, settings.agent.timeout_sec),
             agent_user=_user(table.agent.user, settings.agent.user),
-            agent_network=_network(table.agent, settings.agent, settings.environment),
+            agent_network=_network(
+                (f"steps.{table.name}.agent", table.agent), ("agent", settings.agent), ("environment", settings.environment)
+            ),
             files_dir=str(files) if table.name and files.is_dir() else "",
             solution_dir=str(directory / "solution") if (directory / "solution" / "solve.sh").is_file() else "",
             min_scores=limits if isinstance(limits, dict) else {"reward": float(limits)},
@@ -249,16 +274,18 @@ class _Reader:
             artifacts=tuple(self._artifacts(artifacts, place.workdir)),
         )
 
-    def _judging(self, settings: TaskFile, table: VerifierTable, place: Place, tests: tuple[str, ...]) -> Judging:
+    def _judging(self, settings: TaskFile, step: StepTable, place: Place, tests: tuple[str, ...]) -> Judging:
+        table = step.verifier
         above = settings.verifier
         box = table.environment or above.environment
         mode = table.environment_mode or above.environment_mode or ("separate" if box else "shared")
+        base = ("verifier.environment", box) if mode == "separate" and box else ("environment", settings.environment)
         return Judging(
             tests=tests,
             timeout=_first(table.timeout_sec, above.timeout_sec),
             environment=self._filled(above.env | table.env, "verifier.env"),
             user=_user(table.user, above.user),
-            network=_network(table, above, settings.environment),
+            network=_network((f"steps.{step.name}.verifier", table), ("verifier", above), base),
             collect=tuple(_hook(hook) for hook in table.collect or above.collect),
             separate=self._separate(box, place) if mode == "separate" else None,
         )
@@ -268,9 +295,11 @@ class _Reader:
         recipe = self.path / "tests" / "Dockerfile"
         if box is None and not recipe.exists():
             return place
-        build = self._dockerfile(recipe) if recipe.exists() else Environment(workdir=place.workdir)
+        table = box or EnvironmentTable()
+        ready = bool(table.docker_image) and self._backing.images != "never"
+        build = self._dockerfile(recipe, table) if ready or recipe.exists() else Environment(workdir=place.workdir)
         build.files = [(host, inside) for host, inside in build.files if not f"{inside}/".startswith("/tests/")]
-        return self._place(box or EnvironmentTable(), build, "verifier.environment")
+        return self._place(table, build, "verifier.environment")
 
     def _artifacts(self, entries: list[str | ArtifactTable], workdir: str) -> Iterator[Artifact]:
         seen: set[str] = set()
@@ -278,19 +307,16 @@ class _Reader:
             table = ArtifactTable(source=entry) if isinstance(entry, str) else entry
             source = posixpath.normpath(posixpath.join(workdir, table.source))
             destination = posixpath.normpath(table.destination or source.lstrip("/"))
-            if ".." in table.source.split("/") or source == "/":
+            late = not table.destination and not source.startswith("/")  # an image says where
+            if ".." in table.source.split("/") or source in ("/", "."):
                 self._key("artifacts.source", table.source, "give a path inside without ..")
             elif destination.startswith(("/", "..")) or destination in (".", "manifest.json"):
                 self._key("artifacts.destination", table.destination, "give a relative path without .., not manifest.json")
-            elif any(_overlap(destination, other) for other in seen):
+            elif any(overlap(destination, other) for other in seen):
                 self._key("artifacts", destination, "two artifacts would lie in one place: give another destination")
             else:
                 seen.add(destination)
-                yield Artifact(source=source, destination=destination, exclude=tuple(table.exclude))
-
-
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+                yield Artifact(source=source, destination="" if late else destination, exclude=tuple(table.exclude))
 
 
 def _first(*seconds: float | None) -> float:
@@ -301,11 +327,14 @@ def _user(*users: User | None) -> str:
     return next((str(user) for user in users if user is not None), "")
 
 
-def _network(table: AgentTable | VerifierTable, above: AgentTable | VerifierTable, base: EnvironmentTable) -> Network:
-    for candidate in (table, above, base):
-        if candidate.network_mode is not None:
-            return Network(mode=candidate.network_mode, hosts=tuple(candidate.allowed_hosts or ()))
-    return Network(mode="no-network" if base.allow_internet is False else "public")
+def _network(*tables: tuple[str, AgentTable | VerifierTable | EnvironmentTable]) -> Network:
+    """What the first of these says that says anything. Each with its key."""
+    for key, table in tables:
+        if table.network_mode is not None:
+            return Network(mode=table.network_mode, hosts=tuple(table.allowed_hosts or ()), key=f"{key}.network_mode")
+        if isinstance(table, EnvironmentTable) and table.allow_internet is not None:
+            return Network(mode="public" if table.allow_internet else "no-network", key=f"{key}.allow_internet")
+    return Network()
 
 
 def _healthcheck(table: HealthcheckTable | None) -> Healthcheck | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from whippletree.tasks.dockerfile import NEEDS_BUILD
 from whippletree.tasks.format import (
     AgentTable,
     ArtifactTable,
@@ -16,19 +15,20 @@ from whippletree.tasks.format import (
     TaskFile,
     VerifierTable,
 )
+from whippletree.tasks.images import HOSTS, Backing
 from whippletree.tasks.keys import Problem
 
 _SECONDS = "give a positive number of seconds"
 _ONE_SERVICE = 'there is one service, "main": leave the key out'
 
 
-def refusals(settings: TaskFile, origin: str) -> Iterator[Problem]:
-    """Every refusal of a task.toml. `origin`: the file."""
+def refusals(settings: TaskFile, origin: str, backing: Backing = HOSTS) -> Iterator[Problem]:
+    """Every refusal of a task.toml. `origin`: the file; `backing`: what its sandboxes can be."""
 
     def found(key: str, value: object, next_step: str) -> Problem:
         return Problem(f"{origin}: {key} = {value}", next_step)
 
-    for key, value, next_step in _task(settings):
+    for key, value, next_step in (*_task(settings), *_images(settings, backing)):
         yield found(key, value, next_step)
 
 
@@ -51,9 +51,28 @@ def _task(settings: TaskFile) -> _Found:
         yield "multi_step_reward_strategy", strategy, "leave it out: this task has no steps"
 
 
+def _environments(settings: TaskFile) -> Iterator[tuple[str, EnvironmentTable]]:
+    yield "environment", settings.environment
+    steps = ((f"steps.{number}.verifier", step.verifier) for number, step in enumerate(settings.steps or []))
+    for key, table in (("verifier", settings.verifier), *steps):
+        if table.environment is not None:
+            yield f"{key}.environment", table.environment
+
+
+def _images(settings: TaskFile, backing: Backing) -> _Found:
+    if backing.images == "never":
+        for key, table in _environments(settings):
+            if table.docker_image:
+                yield f"{key}.docker_image", table.docker_image, backing.refusal
+
+
 def _environment(table: EnvironmentTable, key: str) -> _Found:
-    if table.docker_image:
-        yield f"{key}.docker_image", table.docker_image, NEEDS_BUILD
+    for name in ("build_timeout_sec", "cpus"):
+        value = getattr(table, name)
+        if value is not None and not 0.0 < value < float("inf"):
+            yield f"{key}.{name}", value, "give a positive number"
+    if table.storage_mb is not None and table.storage_mb < 1:
+        yield f"{key}.storage_mb", table.storage_mb, "give at least 1"
     if table.os.lower() != "linux":
         yield f"{key}.os", table.os, "only Linux is run here"
     if table.gpus:
@@ -119,25 +138,11 @@ def _network(table: AgentTable | VerifierTable | EnvironmentTable, key: str) -> 
         yield f"{key}.allowed_hosts", table.allowed_hosts, 'set network_mode = "allowlist"'
 
 
-def notes(settings: TaskFile) -> Iterator[str]:
-    """What is recorded and has no effect, where the task says it in so many words."""
-    for key, table in _networks(settings):
-        if table.network_mode in ("public", "allowlist"):
-            yield f"{key}.network_mode = {table.network_mode}: recorded; an attempt reaches the gateway and nothing else"
-    environment = settings.environment
-    if environment.allow_internet and environment.network_mode is None:
-        yield "environment.allow_internet = true: recorded; an attempt reaches the gateway and nothing else"
-    for name in ("cpus", "storage_mb", "storage"):
-        if getattr(environment, name) is not None:
-            yield f"environment.{name} = {getattr(environment, name)}: recorded; no limit comes from it"
+def notes(settings: TaskFile, backing: Backing = HOSTS) -> Iterator[str]:
+    """What is recorded and has no effect, where the task says it in so many words. `backing`: what its sandboxes can be."""
+    for key, box in _environments(settings):
+        for name in ("storage_mb", "storage"):
+            if getattr(box, name) is not None and not backing.sized:
+                yield f"{key}.{name} = {getattr(box, name)}: recorded; a {backing.kind} sandbox has no file system of its own"
     if settings.multi_step_reward_mode is not None:
         yield f"multi_step_reward_mode = {settings.multi_step_reward_mode}: recorded; write multi_step_reward_strategy"
-
-
-def _networks(settings: TaskFile) -> Iterator[tuple[str, AgentTable | VerifierTable | EnvironmentTable]]:
-    yield "environment", settings.environment
-    yield "agent", settings.agent
-    yield "verifier", settings.verifier
-    for number, step in enumerate(settings.steps or []):
-        yield f"steps.{number}.agent", step.agent
-        yield f"steps.{number}.verifier", step.verifier

@@ -13,11 +13,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Literal, Protocol
 
 import msgspec
 
 from whippletree.errors import SandboxError, TaskError
-from whippletree.protocols import ExecResult, Sandbox
+from whippletree.protocols import ExecResult, Sandbox, SandboxSpec
 from whippletree.tasks.artifacts import collect
 from whippletree.tasks.bench import Bench, MakeSandbox
 from whippletree.tasks.preparing import await_health, prepare_step
@@ -34,6 +35,22 @@ cd "$root/$1" && exec "$root{SOLUTION}/solve.sh\""""
 Acting = Callable[[Task, Step, Sandbox], Awaitable[None]]
 
 
+class Reaching(Protocol):
+    """What the phases of a task may reach."""
+
+    def around(self, spec: SandboxSpec) -> SandboxSpec:
+        """The sandbox of the agent, with the network of its set-up."""
+        ...
+
+    def apart(self, spec: SandboxSpec, step: Step) -> SandboxSpec:
+        """A separate verifier's sandbox, with the network of its tests."""
+        ...
+
+    async def enter(self, sandbox: Sandbox, phase: Literal["setup", "agent", "collect", "verify"], step: Step) -> None:
+        """From here on the sandbox reaches what this phase of the step may."""
+        ...
+
+
 async def run_trial(
     task: Task,
     make_sandbox: MakeSandbox,
@@ -43,17 +60,28 @@ async def run_trial(
     timeout: float,
     rule: RewardExpression | None = None,
     directory: Path | None = None,
+    reach: Reaching | None = None,
 ) -> VerifierResult:
     """Run every step with `acting` as the agent. `name`: of the sandbox; `timeout`: seconds for each set-up and each run of the
-    tests; `directory`: where artifacts are kept ("" for nowhere). Never raises for the task's or the sandbox's fault."""
+    tests; `directory`: where artifacts are kept (None for nowhere); `reach`: what phases may reach (None for nothing). Never
+    raises for the task's or the sandbox's fault."""
     with tempfile.TemporaryDirectory(prefix="whippletree-artifacts-") as scratch:
-        trial = _Trial(task, make_sandbox, acting, name=name, timeout=timeout, directory=directory or Path(scratch))
+        where = directory or Path(scratch)
+        trial = _Trial(task, make_sandbox, acting, name=name, timeout=timeout, directory=where, reach=reach)
         return await trial.run(rule)
 
 
 class _Trial:
     def __init__(
-        self, task: Task, make_sandbox: MakeSandbox, acting: Acting, *, name: str, timeout: float, directory: Path
+        self,
+        task: Task,
+        make_sandbox: MakeSandbox,
+        acting: Acting,
+        *,
+        name: str,
+        timeout: float,
+        directory: Path,
+        reach: Reaching | None,
     ) -> None:
         self._task = task
         self._make = make_sandbox
@@ -61,13 +89,15 @@ class _Trial:
         self._name = name
         self._timeout = timeout
         self._directory = directory
+        self._reach = reach
         self._phase = "boot"
 
     async def run(self, rule: RewardExpression | None) -> VerifierResult:
         judged: list[VerifierResult] = []
         steps: list[StepResult] = []
         try:
-            sandbox = self._make(self._task.sandbox_spec(self._name))
+            spec = self._task.sandbox_spec(self._name)
+            sandbox = self._make(self._reach.around(spec) if self._reach else spec)
             try:
                 await self._run(sandbox, judged, steps)
             finally:
@@ -94,24 +124,34 @@ class _Trial:
             await clear(sandbox)
 
     async def _step(self, step: Step, sandbox: Sandbox, number: int) -> VerifierResult:
-        bench = Bench(self._task, step, self._make, f"{self._name}-v{number}")
+        reach = self._reach
+        apart = (lambda spec: self._make(reach.apart(spec, step))) if reach else self._make
+        bench = Bench(self._task, step, apart, f"{self._name}-v{number}")
         directory = self._directory / "steps" / step.name if step.name else self._directory
         try:
             self._phase = "setup"
+            await self._enter(sandbox, "setup", step)
             await prepare_step(self._task, step, sandbox, timeout=self._timeout)
             if step.healthcheck is not None:
                 self._phase = "healthcheck"
                 await await_health(step.healthcheck, sandbox)
             self._phase = "agent"
+            await self._enter(sandbox, "agent", step)
             bench.begin()
             await self._acting(self._task, step, sandbox)
             self._phase = "collect"
+            await self._enter(sandbox, "collect", step)
             await sandbox.kill_all()
             manifest = await collect(self._task, step, sandbox, directory)
             self._phase = "verify"
+            await self._enter(sandbox, "verify", step)
             return await bench.judge(sandbox, manifest, directory, timeout=self._timeout)
         finally:
             await bench.close()
+
+    async def _enter(self, sandbox: Sandbox, phase: Literal["setup", "agent", "collect", "verify"], step: Step) -> None:
+        if self._reach is not None:
+            await self._reach.enter(sandbox, phase, step)
 
 
 async def do_nothing(task: Task, step: Step, sandbox: Sandbox) -> None:
@@ -133,7 +173,7 @@ async def oracle(task: Task, step: Step, sandbox: Sandbox) -> None:
     done = await sandbox.exec(
         ["/bin/sh", "-c", _SOLVE, "oracle", task.workdir.lstrip("/")],
         timeout=step.agent_timeout,
-        environment=task.solution_environment,
+        environment=sandbox.proxy_environment | task.solution_environment,
         cwd="/",
         user=step.agent_user,
     )

@@ -152,17 +152,16 @@ async def _run_tests(task: Task, sandbox: Sandbox, step: Step, limit: float) -> 
 
 async def _exec(sandbox: Sandbox, argv: list[str], step: Step, limit: float) -> ExecResult:
     judging = step.judging
+    environment = TEST_ENVIRONMENT | sandbox.proxy_environment | judging.environment
     if not judging.user:
-        return await sandbox.exec(
-            ["/bin/sh", "-c", _RUN, *argv], timeout=limit, environment=TEST_ENVIRONMENT | judging.environment, cwd="/"
-        )
+        return await sandbox.exec(["/bin/sh", "-c", _RUN, *argv], timeout=limit, environment=environment, cwd="/")
     opened = await sandbox.exec(["/bin/sh", "-c", _OPEN, *argv], timeout=limit, cwd="/")
     if opened.exit_code:
         return opened
     done = await sandbox.exec(
         ["/bin/sh", "-c", _RUN_AS, *argv],
         timeout=limit,
-        environment=TEST_ENVIRONMENT | judging.environment,
+        environment=environment,
         cwd="/",
         user=judging.user,
     )

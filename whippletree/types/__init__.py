@@ -31,6 +31,7 @@ from whippletree.types.rollouts import (
     CauseClass,
     Event,
     EventPage,
+    KeptSnapshot,
     Launch,
     Phase,
     Purpose,
@@ -42,6 +43,7 @@ from whippletree.types.rollouts import (
     RolloutState,
     StepRecord,
     StepResult,
+    Usage,
     VerifierResult,
 )
 from whippletree.types.samples import Sample
@@ -65,6 +67,7 @@ __all__ = [
     "GenerateRequest",
     "Grade",
     "Int32",
+    "KeptSnapshot",
     "Launch",
     "Media",
     "Message",
@@ -91,6 +94,7 @@ __all__ = [
     "TokenIds",
     "ToolCall",
     "ToolSpec",
+    "Usage",
     "VerifierResult",
     "VersionSpan",
     "WeightUpdate",

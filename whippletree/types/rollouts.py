@@ -22,6 +22,7 @@ class CauseClass(enum.StrEnum):
     ENGINE = "engine"
     GATEWAY = "gateway"
     SANDBOX = "sandbox"
+    IMAGE = "image"
     SETUP = "setup"
     HARNESS = "harness"
     AGENT_TIMEOUT = "agent_timeout"
@@ -112,8 +113,8 @@ class RolloutSpec(Struct):
 
 
 class Phase(Struct):
-    """One timed phase of an attempt (boot, healthcheck, setup, agent, seal, collect, verify, cleanup); seconds. `step`: of a
-    task with several steps, the one that it belongs to. `overran`: it was ended at its limit.
+    """One timed phase of an attempt (boot, healthcheck, setup, agent, seal, snapshot, collect, verify, cleanup); seconds.
+    `step`: of a task with several steps, the one that it belongs to. `overran`: it was ended at its limit.
 
     Example: Phase(name="agent", started=10.0, seconds=1.5, limit=300.0, step="scaffold")
     """
@@ -126,10 +127,42 @@ class Phase(Struct):
     overran: bool = False
 
 
+class KeptSnapshot(Struct):
+    """The machine of an attempt as it was kept. `directory`: below that of the run. `holds`, and `reason` why not more: as in
+    protocols.Snapshot, which the directory has in full. `after`: the phase at whose end it was taken. `bytes` on disk.
+
+    Example: KeptSnapshot(directory="attempts/s0-1f/1/snapshot", holds="files", bytes=81920, after="seal",
+                          reason="bubblewrap sandboxes cannot be checkpointed")
+    """
+
+    directory: str
+    holds: Literal["processes+files", "files"]
+    bytes: int
+    after: str
+    reason: str = ""
+
+
+class Usage(Struct):
+    """What a sandbox uses.
+
+    `cpu_seconds`: user and system time of all that ran in it. `memory_peak_bytes`: the most that was held at once; None where
+    there is no cgroup, which counts it. `processes`: those that run now. `disk_bytes`: what its private file systems hold now.
+
+    Example: Usage(cpu_seconds=1.25, memory_peak_bytes=73400320, processes=3, disk_bytes=40960)
+    """
+
+    cpu_seconds: float
+    memory_peak_bytes: int | None
+    processes: int
+    disk_bytes: int
+
+
 class Attempt(Struct):
     """One try at a rollout. `attempt` counts from 1 and is the fencing token: reports of an older one change nothing.
     `cut_short`: why the agent was stopped before its own end, where the attempt was judged all the same (its time or its
-    budget was over); `cause` is set instead where it was not judged.
+    budget was over); `cause` is set instead where it was not judged. `usage`: what its sandbox had used when the agent's
+    processes had been ended, before the tests; None where that could not be measured. `snapshot`: its machine, where it was
+    kept. `lease_seconds`: after so much silence of whoever runs it the attempt is lost (store/leases.py); 0: it has no lease.
 
     Example: Attempt(rollout_id="s0003-g02-m5", attempt=1, started=10.0)
     """
@@ -146,6 +179,9 @@ class Attempt(Struct):
     exit_status: str = ""
     sandbox: str = ""
     cut_short: Cause | None = None
+    usage: Usage | None = None
+    snapshot: KeptSnapshot | None = None
+    lease_seconds: float = 0.0
 
     def step_at(self, when: float) -> str:
         """The step whose agent was at work at `when` (seconds since the epoch): that of a call received then. "" for none."""

@@ -103,7 +103,7 @@ def breakdown(store: Store, steps: list[StepMetrics]) -> Breakdown:
         sampling=sampling,
         held=held,
         harness=harness,
-        sandbox=sum(phases.get(name, 0.0) for name in ("boot", "setup", "seal", "cleanup")),
+        sandbox=sum(phases.get(name, 0.0) for name in ("image", "boot", "setup", "seal", "snapshot", "cleanup")),
         verifier=phases.get("verify", 0.0),
         learner=sum(step.seconds_update for step in steps),
         publish=sum(step.seconds_publish for step in steps),

@@ -211,4 +211,5 @@ def eval_text(line: EvalMetrics) -> str:
     success = f"{line.success:.3f}" if line.success is not None else "–"
     cells = "; ".join(f"{name}: {passed}/{total}" for name, (passed, total) in line.by_difficulty.items())
     failed = f", {line.failed} failed" if line.failed else ""
+    failed += f", {line.cut} cut at the evaluation's limit" if line.cut else ""
     return f"held-out after {line.step} updates: success {success} of {line.valid}{failed} ({cells}) in {line.seconds:.1f} s"

@@ -20,11 +20,13 @@ from whippletree.errors import AlignmentError, StoreError
 from whippletree.loop.layout import Layout
 from whippletree.protocols import Renderer, Store
 from whippletree.traces import TracesConfig, alarm, assign_roles, funnel, load_trace
-from whippletree.types import Attempt, Call, Rollout
+from whippletree.types import Attempt, Call, Event, Rollout, Usage
 from whippletree.ui.conversation import conversation, printable
 
 WIDE = 1000  # columns, where the output is a file or a pipe
 ROLE_WIDTH = 9
+MOST_NOTICES = 100
+LONGEST_NOTICE = 500  # characters
 
 
 def make_console(file: TextIO | None = None) -> Console:
@@ -51,6 +53,7 @@ def print_rollout(store: Store, layout: Layout, rollout_id: str, *, tokens: bool
     _head(rollout, console)
     for attempt in store.attempts(rollout_id):
         _attempt(attempt, console)
+    _notices(store.events(rollout_id), console)
     calls = store.calls(rollout_id, rollout.attempt) if rollout.attempt else []
     if calls:
         _messages(store, rollout, calls, console)
@@ -80,6 +83,12 @@ def _attempt(attempt: Attempt, console: Console) -> None:
     console.print(Text(printable(f"attempt {attempt.attempt}: {end}" + (f"; {phases}" if phases else ""))))
     if attempt.cut_short is not None:
         console.print(Text(printable(f"  {attempt.cut_short.cause}: {attempt.cut_short.message}"), style="yellow"))
+    if attempt.usage is not None:
+        console.print(Text(f"  sandbox: {_used(attempt.usage)}", style="dim"))
+    if (kept := attempt.snapshot) is not None:
+        why = f" ({kept.reason})" if kept.reason else ""
+        text = f"  snapshot after {kept.after}: {kept.holds}{why}, {kept.bytes / 2**20:.1f} MiB, {kept.directory}"
+        console.print(Text(printable(text), style="dim"))
     for step in attempt.result.steps if attempt.result else ():
         reward = "no reward" if step.reward is None else f"reward {step.reward:g}"
         ended = step.cause.cause if step.cause else step.exit_status
@@ -88,6 +97,18 @@ def _attempt(attempt: Attempt, console: Console) -> None:
         console.print(Text(printable(f"  tampering: {'; '.join(attempt.result.tampering)}"), style="red"))
     if attempt.result is not None and attempt.result.output:
         console.print(Text(f"  verifier: {printable(attempt.result.output.strip())}", style="dim"))
+
+
+def _used(usage: Usage) -> str:
+    memory = "" if usage.memory_peak_bytes is None else f", {usage.memory_peak_bytes / 2**20:.1f} MiB of memory at most"
+    return f"{usage.cpu_seconds:.2f} s of CPU{memory}, {usage.disk_bytes / 2**20:.1f} MiB of files"
+
+
+def _notices(events: Sequence[Event], console: Console) -> None:
+    """What was noted beside the phases: suspicions, refusals of the network, what was left out."""
+    for event in [event for event in events if event.kind != "phase"][:MOST_NOTICES]:
+        said = ", ".join(f"{key} {value}" for key, value in event.data.items() if value not in ("", None))
+        console.print(Text(printable(f"  {event.kind} in attempt {event.attempt}: {said[:LONGEST_NOTICE]}"), style="yellow"))
 
 
 def _messages(store: Store, rollout: Rollout, calls: Sequence[Call], console: Console) -> None:

@@ -19,14 +19,14 @@ from kube_kubelet import NODE, Kubelet
 from kube_real import TOKEN, RealApi
 
 from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBinding
-from whippletree.control.kubernetes.access import open_access
-from whippletree.control.kubernetes.client import Cluster
 from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.labels import attempt_labels
-from whippletree.control.kubernetes.objects import Manifest
 from whippletree.control.process import ControllerSpec
 from whippletree.files import write_json
+from whippletree.kubernetes.access import open_access
+from whippletree.kubernetes.client import Cluster
+from whippletree.kubernetes.objects import Manifest
 
 TEMPLATE = """\
 apiVersion: batch/v1

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from whippletree.control.kubernetes import access as module
-from whippletree.control.kubernetes.access import Access, UserEntry, open_access
 from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.errors import ConfigurationError
+from whippletree.kubernetes import access as module
+from whippletree.kubernetes.access import Access, UserEntry, open_access
 
 
 def write(directory: Path, user: dict, **cluster: object) -> KubernetesConfig:

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from kube_fake import FakeApi, refusal
 from kube_world import OWNER, Site, manifest, until_async
 
-from whippletree.control.kubernetes.client import JOBS, PODS, Cluster, Kind, WatchEvent, backoff
 from whippletree.control.kubernetes.labels import selector
-from whippletree.control.kubernetes.objects import Job, Named
+from whippletree.control.kubernetes.objects import Job
 from whippletree.control.kubernetes.template import JobLimits, JobTemplate, JobVariables, own
 from whippletree.errors import ClusterError
+from whippletree.kubernetes.client import JOBS, PODS, Cluster, Kind, WatchEvent, backoff
+from whippletree.kubernetes.objects import Named
 
 MAPS = Kind("api/v1", "configmaps")
 
@@ -226,7 +227,7 @@ async def test_a_long_event_arrives_whole(fake: Site):
 async def test_a_pod_that_is_gone_has_no_log(fake: Site):
     async with fake.cluster() as cluster:
         with pytest.raises(ClusterError) as caught:
-            await cluster.log("nowhere", "a")
+            await cluster.log("nowhere", "a", lines=10, kilobytes=1)
         assert caught.value.status == 404
         await cluster.delete(PODS, "nowhere")
 

@@ -6,8 +6,9 @@ import pytest
 
 from whippletree.configuration import convert
 from whippletree.control.config import ControlConfig
-from whippletree.control.kubernetes.config import CLUSTER_DNS, EgressRule, KubernetesConfig
+from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.errors import ConfigurationError
+from whippletree.kubernetes.config import CLUSTER_DNS, EgressRule
 
 
 def test_the_defaults_are_valid():

@@ -11,17 +11,17 @@ from control_world import until
 from kube_fake import FakeApi, refusal
 from kube_world import OWNER, Site, manifest
 
-from whippletree.control.kubernetes.access import open_access
-from whippletree.control.kubernetes.client import JOBS, Cluster, Kind, WatchEvent
 from whippletree.control.kubernetes.labels import selector
 from whippletree.control.kubernetes.mirror import Mirror
 from whippletree.control.kubernetes.objects import Job
 from whippletree.errors import ClusterError
+from whippletree.kubernetes.access import open_access
+from whippletree.kubernetes.client import JOBS, Cluster, Kind, WatchEvent
 
 
 @asynccontextmanager
-async def mirroring(cluster: Cluster) -> AsyncIterator[Mirror[Job]]:
-    made = Mirror(cluster, JOBS, Job, selector(OWNER), lambda: None)
+async def mirroring(cluster: Cluster, resync: float = 60.0) -> AsyncIterator[Mirror[Job]]:
+    made = Mirror(cluster, JOBS, Job, selector(OWNER), lambda: None, resync=resync)
     task = asyncio.create_task(made.run())
     try:
         await asyncio.wait_for(made.synced.wait(), 20)
@@ -46,7 +46,7 @@ class Behind(Cluster):
         self.watches += 1
         if self.watches == 1:
             version = "1"
-            kind = kind if self._access.tls is None else Kind("api/v1", "configmaps")  # a real server's cache knows Jobs
+            kind = kind if self.access.tls is None else Kind("api/v1", "configmaps")  # a real server's cache knows Jobs
         async for event in super().watch(kind, type, selector, version, seconds):
             yield event
 
@@ -74,9 +74,9 @@ async def test_what_happens_is_mirrored(site: Site):
 
 
 async def test_the_next_list_corrects_what_the_watch_missed(site: Site):
-    async with site.cluster(resync_seconds=1.0) as cluster:
+    async with site.cluster() as cluster:
         made = await cluster.create(JOBS, manifest("one"))
-        async with mirroring(cluster) as mirror:
+        async with mirroring(cluster, 1.0) as mirror:
             mirror.objects.clear()  # as if the event had never come
             await until(lambda: mirror.listed >= 2 and names(mirror) == ["one"])
             assert made.metadata.uid in mirror.objects
@@ -105,7 +105,7 @@ async def test_a_stalled_watch_is_opened_anew(fake: Site):
 
 
 async def test_a_server_that_is_away_is_waited_for(fake: Site):
-    async with fake.cluster(retry_seconds=0.1, resync_seconds=0.5) as cluster, mirroring(cluster) as mirror:
+    async with fake.cluster(retry_seconds=0.1) as cluster, mirroring(cluster, 0.5) as mirror:
         api_of(fake).fail("GET", "jobs", refusal(503, "ServiceUnavailable"), times=3)
         await cluster.create(JOBS, manifest("one"))
         await until(lambda: names(mirror) == ["one"] and mirror.listed > 1)

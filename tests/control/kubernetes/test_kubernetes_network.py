@@ -7,10 +7,11 @@ from kube_fake import FakeApi, refusal
 from kube_world import OWNER, Site
 
 from whippletree.control.kubernetes import network
-from whippletree.control.kubernetes.config import EgressRule, PodNetworkConfig
+from whippletree.control.kubernetes.config import PodNetworkConfig
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.labels import PHASE, owner_labels
 from whippletree.errors import ConfigurationError
+from whippletree.kubernetes.config import EgressRule
 
 GATEWAY = EgressRule(pods={"app": "gateway"}, ports=(8100,))
 SETUP = EgressRule(cidr="10.9.0.0/16", ports=(443,))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 from kube_world import OWNER, Site, manifest, until_async
 
-from whippletree.control.kubernetes.client import JOBS, PODS
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.labels import owner_labels, selector
-from whippletree.control.kubernetes.objects import Job, Pod, observe
+from whippletree.control.kubernetes.objects import Job, observe
+from whippletree.kubernetes.client import JOBS, PODS
+from whippletree.kubernetes.objects import Pod
 
 T0 = "2026-01-01T00:00:00Z"
 T1 = "2026-01-01T00:00:05Z"

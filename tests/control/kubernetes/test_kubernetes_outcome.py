@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whippletree.control.kubernetes.decide import Expire
-from whippletree.control.kubernetes.objects import Job, Pod
+from whippletree.control.kubernetes.objects import Job
 from whippletree.control.kubernetes.outcome import JobEnd, lost, phases, read_end, read_expiry
+from whippletree.kubernetes.objects import Pod
 from whippletree.types import CauseClass
 
 T0 = "2026-01-01T00:00:00Z"

@@ -13,14 +13,13 @@ from control_world import until
 from kube_fake import FakeApi
 from kube_world import KubeWorld, process, until_async
 
-from whippletree.control.config import ControlConfig
 from whippletree.control.kubernetes.attempts import ClusterAttempt, ClusterParts
-from whippletree.control.kubernetes.client import JOBS
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.serve import run_id
 from whippletree.control.kubernetes.template import JobTemplate
 from whippletree.control.seal import GatewaySealer
 from whippletree.gateway.keys import control_key
+from whippletree.kubernetes.client import JOBS
 from whippletree.types import CauseClass
 
 
@@ -78,7 +77,7 @@ async def parts_of(kube: KubeWorld) -> AsyncIterator[ClusterParts]:
             owner=Owner(run=await asyncio.to_thread(run_id, kube.store), controller="local"),
             template=JobTemplate.load(kube.template),
             bindings=spec.harnesses,
-            control=ControlConfig(),
+            control=spec.control,
             secret=kube.secret,
             gateway_url=spec.gateway_url,
             model="policy",

@@ -15,9 +15,11 @@ from kube_world import TEMPLATE
 
 from whippletree.control.kubernetes.config import KubernetesConfig, PodNetworkConfig
 from whippletree.control.kubernetes.decide import Owner
-from whippletree.control.kubernetes.labels import attempt_labels, job_name, label_value, owner_labels, owner_of
-from whippletree.control.kubernetes.template import JobLimits, JobTemplate, JobVariables, key_secret, own, quote
+from whippletree.control.kubernetes.labels import attempt_labels, job_name, owner_labels, owner_of
+from whippletree.control.kubernetes.template import JobLimits, JobTemplate, JobVariables, key_secret, own
 from whippletree.errors import ConfigurationError
+from whippletree.kubernetes.labels import label_value
+from whippletree.kubernetes.template import quote
 
 OWNER = Owner(run="3f9a1c20be", controller="local")
 CONFIG = KubernetesConfig(pending_seconds=100, running_seconds=200, finished_ttl_seconds=30, namespace="rl")

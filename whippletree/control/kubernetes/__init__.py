@@ -4,10 +4,10 @@
 |---|---|
 | `decide` | what to do, from what is wanted and what is observed: a pure function |
 | `outcome` | what an ended, stuck or vanished Job means for its attempt: pure functions |
-| `objects` | the parts of Kubernetes' objects that are read, typed |
+| `objects` | Jobs with their pods, as `decide` takes them |
 | `template`, `labels` | a user's template made into one Job of ours |
 | `network` | the run's network policies |
-| `access`, `client`, `mirror` | credentials, the REST API with retries, list and watch |
+| `mirror` | a list of objects that a watch keeps (the API itself is spoken by `whippletree.kubernetes`) |
 | `attempts` | the life of one attempt: create, end, record |
 | `reconciler` | the loop; `serve` starts it in the controller's process |
 """

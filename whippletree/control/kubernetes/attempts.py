@@ -24,11 +24,10 @@ import msgspec
 
 from whippletree.control.attempt import Sealer, slug
 from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBinding
-from whippletree.control.kubernetes.client import BUSY, JOBS, PODS, SECRETS, Cluster, backoff
 from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.labels import ATTEMPT, ROLLOUT, job_name, owner_of
-from whippletree.control.kubernetes.objects import Job, Manifest, Named, Pod
+from whippletree.control.kubernetes.objects import Job
 from whippletree.control.kubernetes.outcome import JobEnd, phases
 from whippletree.control.kubernetes.template import JobLimits, JobTemplate, JobVariables, key_secret, own
 from whippletree.control.launch import HIDDEN
@@ -36,6 +35,8 @@ from whippletree.control.policy import judge
 from whippletree.errors import ClusterError, ConfigurationError, TaskError
 from whippletree.files import write_atomically
 from whippletree.gateway.keys import mint
+from whippletree.kubernetes.client import BUSY, JOBS, PODS, SECRETS, Cluster, backoff
+from whippletree.kubernetes.objects import Manifest, Named, Pod
 from whippletree.protocols import Store
 from whippletree.tasks import load_task
 from whippletree.types import Attempt, Cause, CauseClass, Event, Phase, RolloutSpec, VerifierResult
@@ -71,7 +72,7 @@ class ClusterParts:
     @property
     def config(self) -> KubernetesConfig:
         """The cluster's settings."""
-        return self.cluster.config
+        return self.control.kubernetes
 
 
 class ClusterAttempt:
@@ -233,13 +234,16 @@ class ClusterAttempt:
 
     async def _capture(self, pods: Sequence[Pod]) -> None:
         """Keep the end of every container's output beside the run. Output that cannot be had costs no reward."""
+        config = self.parts.config
         directory = self.parts.directory / "attempts" / slug(self.spec.rollout_id) / str(self.attempt.attempt)
         for pod in pods:
             for container in (container for container in pod.containers if container.started):
                 name = re.sub(r"[^A-Za-z0-9-]", "-", container.name)
                 try:
                     async with asyncio.timeout(LOG_SECONDS):
-                        output = await self.parts.cluster.log(pod.metadata.name, container.name)
+                        output = await self.parts.cluster.log(
+                            pod.metadata.name, container.name, lines=config.log_lines, kilobytes=config.log_kb
+                        )
                 except (ClusterError, TimeoutError) as error:
                     log.warning("%s: the output of container %s was not captured: %s", self.job, container.name, error)
                     continue

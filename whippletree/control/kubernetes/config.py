@@ -6,46 +6,10 @@ out of range and a limit that is not positive are refused.
 
 from __future__ import annotations
 
-import ipaddress
-from typing import Annotated, Literal
-
-import msgspec
+from typing import Literal
 
 from whippletree.configuration import Config
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
-Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-
-
-class EgressRule(Config):
-    """One destination that pods may reach: an address range, or pods by their labels."""
-
-    cidr: str = ""
-    """Address range, for example "10.0.3.7/32"; "" where pods are named by labels."""
-    namespace: dict[str, str] = {}
-    """Labels of the destination's namespace; empty means the run's own."""
-    pods: dict[str, str] = {}
-    """Labels of the destination's pods; empty means all of that namespace."""
-    ports: tuple[Port, ...] = ()
-    """Ports; none means every port."""
-    protocols: tuple[Literal["TCP", "UDP"], ...] = ("TCP",)
-    """Protocols of these ports."""
-
-    def __post_init__(self) -> None:
-        """Exactly one kind of destination."""
-        if bool(self.cidr) == bool(self.namespace or self.pods):
-            raise ValueError("a rule names either a cidr, or pods by labels of namespace or pods")
-        if self.cidr:
-            ipaddress.ip_network(self.cidr)  # raises ValueError
-
-
-CLUSTER_DNS = EgressRule(
-    namespace={"kubernetes.io/metadata.name": "kube-system"},
-    pods={"k8s-app": "kube-dns"},
-    ports=(53,),
-    protocols=("UDP", "TCP"),
-)
+from whippletree.kubernetes.config import CLUSTER_DNS, Count, EgressRule, Seconds
 
 
 class PodNetworkConfig(Config):

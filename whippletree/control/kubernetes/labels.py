@@ -6,38 +6,22 @@ for different rollouts, whatever their ids are; an object without every label of
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
 
 from whippletree.control.kubernetes.decide import Owner
+from whippletree.kubernetes.labels import MANAGED_BY, MANAGER, label_value, slug
 
-MANAGER = "whippletree"
-MANAGED_BY = "app.kubernetes.io/managed-by"
 RUN = "whippletree/run"
 CONTROLLER = "whippletree/controller"
 ROLLOUT = "whippletree/rollout"  # a slug as label, the whole id as annotation
 ATTEMPT = "whippletree/attempt"
 PHASE = "whippletree/phase"
 KEY = "key"  # name of the key within an attempt's Secret
-SLUG = 24  # characters of a rollout's id in names
-
-
-def label_value(text: str) -> str:
-    """A valid label value for any text: the text itself where it is one, else readable and different for different texts."""
-    if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", text):
-        return text
-    return _slug(text)
-
-
-def _slug(text: str) -> str:
-    safe = re.sub(r"[^a-z0-9]+", "-", text.lower())[:SLUG].strip("-")
-    return f"{safe or 'x'}-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
 def job_name(run: str, rollout_id: str, attempt: int) -> str:
     """The Job of an attempt: one name, so that it can be created once only. At most 63 characters."""
-    return f"wt-{run}-{_slug(rollout_id)}-{attempt}"
+    return f"wt-{run}-{slug(rollout_id)}-{attempt}"
 
 
 def owner_labels(owner: Owner) -> dict[str, str]:

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Generic, Protocol, TypeVar
 
-from whippletree.control.kubernetes.client import GONE, Cluster, Kind, WatchEvent, backoff
-from whippletree.control.kubernetes.objects import Meta
 from whippletree.errors import ClusterError
+from whippletree.kubernetes.client import GONE, Cluster, Kind, WatchEvent, backoff
+from whippletree.kubernetes.objects import Meta
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +45,12 @@ T = TypeVar("T", bound=HasMeta)
 
 
 class Mirror(Generic[T]):
-    """All objects of one kind with one label selector. `changed` is called after every change, and after every list."""
+    """All objects of one kind with one label selector. `changed` is called after every change, and after every list;
+    all is listed again after `resync` seconds."""
 
-    def __init__(self, cluster: Cluster, kind: Kind, type: type[T], selector: str, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, kind: Kind, type: type[T], selector: str, changed: Callable[[], None], *, resync: float = 60.0
+    ) -> None:
         self.objects: dict[str, T] = {}  # by uid
         self.gone: deque[str] = deque(maxlen=REMEMBERED)  # uids whose deletion was watched, newest last
         self.changes = 0  # counts up with each change of `objects`
@@ -56,6 +59,7 @@ class Mirror(Generic[T]):
         self.synced = asyncio.Event()
         self._cluster, self._kind, self._type, self._selector = cluster, kind, type, selector
         self._changed = changed
+        self._resync = resync
         self._version = ""
         self._draw = random.Random()
 
@@ -65,7 +69,7 @@ class Mirror(Generic[T]):
         while True:
             try:
                 await self._list()
-                troubles = await self._watch_until(time.monotonic() + self._cluster.config.resync_seconds, troubles)
+                troubles = await self._watch_until(time.monotonic() + self._resync, troubles)
             except ClusterError as error:
                 if not self.listed and error.status in REFUSED:
                     raise

@@ -12,12 +12,14 @@ import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from whippletree.control.kubernetes.client import POLICIES, Cluster
-from whippletree.control.kubernetes.config import EgressRule, PodNetworkConfig
+from whippletree.control.kubernetes.config import PodNetworkConfig
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.labels import PHASE, owner_labels, owner_of
-from whippletree.control.kubernetes.objects import Manifest, Named
 from whippletree.errors import ClusterError, ConfigurationError
+from whippletree.kubernetes.client import POLICIES, Cluster
+from whippletree.kubernetes.config import EgressRule
+from whippletree.kubernetes.network import egress
+from whippletree.kubernetes.objects import Manifest, Named
 
 TRIES = 5  # replacing against another writer
 
@@ -49,7 +51,7 @@ def _policy(phase: str, owner: Owner, more: dict[str, str], rules: Sequence[Egre
     spec: Manifest = {
         "podSelector": {"matchLabels": {**owner_labels(owner), **more}},
         "policyTypes": ["Ingress", "Egress"] if closes else ["Egress"],
-        "egress": [_egress(rule) for rule in rules],
+        "egress": [egress(rule) for rule in rules],
     }
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -62,20 +64,6 @@ def _policy(phase: str, owner: Owner, more: dict[str, str], rules: Sequence[Egre
 def policy_name(owner: Owner, phase: str) -> str:
     """One name per run, controller and phase."""
     return f"wt-{owner.run}-{owner.controller.lower().replace('_', '-').replace('.', '-')}-{phase}"
-
-
-def _egress(rule: EgressRule) -> Manifest:
-    peer: Manifest
-    if rule.cidr:
-        peer = {"ipBlock": {"cidr": rule.cidr}}
-    else:
-        peer = {"podSelector": {"matchLabels": rule.pods}}
-        if rule.namespace:
-            peer["namespaceSelector"] = {"matchLabels": rule.namespace}
-    made: Manifest = {"to": [peer]}
-    if rule.ports:
-        made["ports"] = [{"protocol": protocol, "port": port} for port in rule.ports for protocol in rule.protocols]
-    return made
 
 
 async def apply(cluster: Cluster, manifests: Sequence[Manifest]) -> None:

@@ -25,8 +25,9 @@ from collections.abc import Sequence
 import msgspec
 
 from whippletree.control.kubernetes.decide import Expire
-from whippletree.control.kubernetes.objects import ContainerStatus, Job, Pod, Terminated, seconds
+from whippletree.control.kubernetes.objects import Job
 from whippletree.control.policy import MESSAGE_LIMIT, AgentEnd
+from whippletree.kubernetes.objects import ContainerStatus, Pod, Terminated, seconds
 from whippletree.protocols import HarnessResult
 from whippletree.types import Cause, CauseClass, Phase, Struct, VerifierResult
 

@@ -29,15 +29,16 @@ from whippletree.control.attempt import to_the_end
 from whippletree.control.controller import write_end
 from whippletree.control.kubernetes import network
 from whippletree.control.kubernetes.attempts import ClusterAttempt, ClusterParts
-from whippletree.control.kubernetes.client import JOBS, PODS, SECRETS
 from whippletree.control.kubernetes.decide import Action, Create, End, Expire, Lose, Observed, Remove, Stage, Wanted, decide
 from whippletree.control.kubernetes.labels import PHASE, selector
 from whippletree.control.kubernetes.mirror import Mirror
-from whippletree.control.kubernetes.objects import Job, Named, Pod, observe
+from whippletree.control.kubernetes.objects import Job, observe
 from whippletree.control.kubernetes.outcome import JobEnd, lost, read_end, read_expiry
 from whippletree.control.policy import decide as try_again
 from whippletree.control.policy import row_of
 from whippletree.errors import ClusterError
+from whippletree.kubernetes.client import JOBS, PODS, SECRETS
+from whippletree.kubernetes.objects import Named, Pod
 from whippletree.protocols import AttemptOutcome
 from whippletree.types import Attempt, Cause, CauseClass
 
@@ -69,9 +70,9 @@ class Reconciler:
         self._observed: tuple[tuple[int, int], list[Observed]] = ((-1, -1), [])
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
-        chosen = selector(parts.owner)
-        self.jobs: Mirror[Job] = Mirror(parts.cluster, JOBS, Job, chosen, self._wake.set)
-        self.pods: Mirror[Pod] = Mirror(parts.cluster, PODS, Pod, chosen, self._wake.set)
+        chosen, resync = selector(parts.owner), self.config.resync_seconds
+        self.jobs: Mirror[Job] = Mirror(parts.cluster, JOBS, Job, chosen, self._wake.set, resync=resync)
+        self.pods: Mirror[Pod] = Mirror(parts.cluster, PODS, Pod, chosen, self._wake.set, resync=resync)
 
     def stop(self) -> None:
         """Claim no more, and wind down."""

@@ -12,18 +12,18 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whippletree.control.controller import only_one
-from whippletree.control.kubernetes.access import open_access
+from whippletree.control.controller import LOCK, only_one
 from whippletree.control.kubernetes.attempts import ClusterParts
-from whippletree.control.kubernetes.client import Cluster
 from whippletree.control.kubernetes.decide import Owner
-from whippletree.control.kubernetes.labels import label_value
 from whippletree.control.kubernetes.reconciler import Reconciler
 from whippletree.control.kubernetes.template import JobTemplate
 from whippletree.control.seal import GatewaySealer
 from whippletree.errors import ConfigurationError
 from whippletree.files import write_json
 from whippletree.gateway.keys import control_key, load_secret
+from whippletree.kubernetes.access import open_access
+from whippletree.kubernetes.client import Cluster
+from whippletree.kubernetes.labels import label_value
 from whippletree.protocols import Store
 from whippletree.store import StoreConfig, open_store
 from whippletree.types import Struct
@@ -53,7 +53,7 @@ async def serve(spec: ControllerSpec, stop: asyncio.Event) -> None:
     access = open_access(config)
     secret = load_secret(Path(spec.secret))
     with (
-        only_one(directory / "controller.lock"),
+        only_one(directory / LOCK),
         open_store(Path(spec.store), config=StoreConfig(durability="power"), instance="controller") as store,
     ):
         owner = Owner(run=run_id(store), controller=label_value(spec.worker))

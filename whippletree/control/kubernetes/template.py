@@ -1,36 +1,21 @@
 """A user's template, made into one Job of ours.
 
-The template is YAML with Jinja expressions, rendered in Jinja's immutable sandbox: it can call nothing and reach no file. A
-value that is not a plain word has to pass through `quote` or `tojson`; one that does not is refused, so no text of a task can
-become YAML.
-
 Invariants (tests/control/kubernetes/test_kubernetes_template.py):
-- whatever the values are, the Job has the structure that the template's author wrote, and `quote` gives back the very text;
-- the rendered text is exactly one Job; an unknown variable, or anything else, is an error that names the template;
 - name, namespace, labels, owner, retries, deadline and time to live are ours whatever the template says;
 - the attempt's key is not known here: a template can only refer to its Secret.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from pathlib import Path
-from typing import Any
-
-import jinja2
-import msgspec
-import yaml
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.labels import ATTEMPT, KEY, PHASE, ROLLOUT, attempt_labels, job_name
-from whippletree.control.kubernetes.objects import Manifest
 from whippletree.errors import ConfigurationError
+from whippletree.kubernetes.objects import Manifest
+from whippletree.kubernetes.template import Template, marked, table
 from whippletree.types import Struct
 
-PLAIN = re.compile(r"[A-Za-z0-9/]([A-Za-z0-9._/@:+=-]*[A-Za-z0-9_/=-])?")  # cannot be anything but one YAML scalar
+SHAPE = "a Job has spec.template.spec.containers"
 SLACK_SECONDS = 120  # beyond both limits, before the cluster itself ends a Job: for a controller that is not there
 OURS = ("ttlSecondsAfterFinished", "backoffLimit", "activeDeadlineSeconds", "completions", "parallelism")
 DROPPED = (
@@ -94,106 +79,21 @@ class JobVariables(Struct):
         return {"secretKeyRef": {"name": self.name, "key": KEY}}
 
 
-class Quoted(str):
-    """Text that is one YAML value already."""
-
-    __slots__ = ()
-
-
-class _Unquoted(Exception):
-    """A value that may not stand in YAML as it is."""
-
-
-def quote(value: object) -> Quoted:
-    """Any value as YAML on one line that reads back as the very same: a double-quoted string, a number, a list, a mapping."""
-    return Quoted(_yaml(msgspec.to_builtins(value)))
-
-
-def _yaml(value: object) -> str:
-    """JSON, but for what YAML 1.1 reads otherwise: exponents without a point are text there, and characters beyond 16 bits."""
-    match value:
-        case dict():
-            return "{" + ", ".join(f"{_yaml(str(name))}: {_yaml(item)}" for name, item in value.items()) + "}"
-        case list() | tuple():
-            return "[" + ", ".join(_yaml(item) for item in value) + "]"
-        case float():
-            mantissa, exponent, power = json.dumps(value, allow_nan=False).partition("e")
-            return f"{mantissa}{'' if '.' in mantissa else '.0'}{exponent}{power}"
-        case str():
-            text = json.dumps(value, ensure_ascii=False)
-            return "".join(char if " " <= char <= "~" else _escape(ord(char)) for char in text)
-    return json.dumps(value)
-
-
-def _escape(code: int) -> str:
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-
-
-def _finalize(value: Any) -> str:
-    """What an expression may print: quoted text, plain words, numbers."""
-    match value:
-        case Quoted() | jinja2.Undefined():
-            return str(value)  # an undefined one raises
-        case bool() | int() | float() | None:
-            return quote(value)
-        case str() if PLAIN.fullmatch(value):
-            return value
-    raise _Unquoted(f"the value {str(value)[:60]!r} is no plain word")
-
-
-class JobTemplate:
-    """A template that was read and compiled once."""
-
-    def __init__(self, text: str, origin: str) -> None:
-        """`origin` names the template in errors. Raises ConfigurationError when it is no valid Jinja."""
-        self.origin = origin
-        environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, finalize=_finalize, autoescape=False)
-        environment.filters.update(quote=quote, tojson=quote)
-        try:
-            self._template = environment.from_string(text)
-        except jinja2.TemplateSyntaxError as error:
-            raise ConfigurationError(f"{origin}: line {error.lineno}: {error.message}", "mend the template") from error
-
-    @classmethod
-    def load(cls, path: Path) -> JobTemplate:
-        """From a file. Raises ConfigurationError."""
-        try:
-            return cls(path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(
-                f"cannot read the Job's template {path}: {error}", "set control.kubernetes.template to a file"
-            ) from error
+class JobTemplate(Template):
+    """A template of a Job that was read and compiled once."""
 
     def render(self, variables: JobVariables) -> Manifest:
         """The one Job that the template describes, as its author wrote it. Raises ConfigurationError."""
         names = {name: getattr(variables, name) for name in (*variables.__struct_fields__, "key_ref", "key_secret")}
-        try:
-            text = self._template.render(names)
-        except _Unquoted as error:
-            raise self._wrong(str(error), "write {{ name | quote }}") from error
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
-            hint = "the key itself is not for templates: write valueFrom: {{ key_ref | tojson }}"
-            raise self._wrong(str(error), hint if "'key'" in str(error) else "mend the template") from error
-        try:
-            documents = [document for document in yaml.safe_load_all(text) if document is not None]
-        except yaml.YAMLError as error:
-            raise self._wrong(f"not YAML once rendered: {error}", "look at the template's indentation and quotes") from error
-        if len(documents) != 1 or not isinstance(documents[0], dict):
-            raise self._wrong(f"{len(documents)} documents", "a template is exactly one Job")
-        job: Manifest = documents[0]
-        if (job.get("apiVersion"), job.get("kind")) != ("batch/v1", "Job"):
-            raise self._wrong(f"{job.get('apiVersion')} {job.get('kind')}", "a template is one batch/v1 Job")
-        return job
-
-    def _wrong(self, cause: str, next_step: str) -> ConfigurationError:
-        return ConfigurationError(f"{self.origin}: {cause}", next_step)
+        hints = {"key": "the key itself is not for templates: write valueFrom: {{ key_ref | tojson }}"}
+        return self.render_as("batch/v1", "Job", names, hints)
 
 
 def own(job: Manifest, config: KubernetesConfig, owner: Owner, *, rollout_id: str, attempt: int, origin: str) -> Manifest:
     """The Job with everything in place that is not its author's to decide. Raises ConfigurationError."""
-    spec = _table(job, "spec", origin)
-    template = _table(spec, "template", origin)
-    pod = _table(template, "spec", origin)
+    spec = table(job, "spec", origin, SHAPE)
+    template = table(spec, "template", origin, SHAPE)
+    pod = table(template, "spec", origin, SHAPE)
     if not pod.get("containers"):
         raise ConfigurationError(f"{origin}: spec.template.spec.containers is missing", "name the agent's container")
     if config.network.enabled and pod.get("hostNetwork"):
@@ -205,7 +105,7 @@ def own(job: Manifest, config: KubernetesConfig, owner: Owner, *, rollout_id: st
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
-            **_marked(job, labels, annotations),
+            **marked(job, labels, annotations),
             "name": job_name(owner.run, rollout_id, attempt),
             "namespace": config.namespace,
         },
@@ -217,7 +117,7 @@ def own(job: Manifest, config: KubernetesConfig, owner: Owner, *, rollout_id: st
             "ttlSecondsAfterFinished": config.finished_ttl_seconds,
             "activeDeadlineSeconds": int(config.pending_seconds + config.running_seconds) + SLACK_SECONDS,
             "template": {
-                "metadata": _marked(template, {**labels, **phase}, annotations),
+                "metadata": marked(template, {**labels, **phase}, annotations),
                 "spec": {"automountServiceAccountToken": False, **pod, "restartPolicy": "Never"},
             },
         },
@@ -235,21 +135,4 @@ def key_secret(job: Manifest, uid: str, key: str) -> Manifest:
         "type": "Opaque",
         "immutable": True,
         "stringData": {KEY: key},
-    }
-
-
-def _table(holder: Manifest, name: str, origin: str) -> Manifest:
-    value = holder.get(name)
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"{origin}: {name} is missing or no mapping", "a Job has spec.template.spec.containers")
-    return value
-
-
-def _marked(holder: Manifest, labels: dict[str, str], annotations: dict[str, str]) -> Manifest:
-    """Metadata with the author's labels and annotations, and ours over them."""
-    meta = holder.get("metadata") or {}
-    theirs = meta if isinstance(meta, dict) else {}
-    return {
-        "labels": {**(theirs.get("labels") or {}), **labels},
-        "annotations": {**(theirs.get("annotations") or {}), **annotations},
     }

@@ -4,26 +4,31 @@ Every operation is idempotent and carries ids that this side has made, so that w
 Invariants (tests/gateway/test_rollout_api_client.py):
 - an answer that was lost on the way changes nothing: the call is made again, and happened once;
 - what is refused raises RequestError with its status and code; "fenced" says that somebody else has taken over;
-- `ended` gives every rollout that ends, once.
+- `ended` gives every rollout that ends, once;
+- while `keeping` an attempt its lease does not run out; where it is lost all the same, whoever works is told.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from whippletree.gateway.caller import Caller, query_of
+from whippletree.errors import RequestError
+from whippletree.gateway.caller import RETRIED, Caller, query_of
 from whippletree.gateway.rollout_api.wire import (
     CancelRollouts,
     CreateRollouts,
     EventDraft,
     EventList,
     EventReceipt,
+    Lease,
     ModelEndpoint,
     ModelEndpoints,
     QueueState,
@@ -36,6 +41,25 @@ from whippletree.types import CauseClass, RolloutState
 
 LOOK_SECONDS = 20.0  # that one look of `wait` and `ended` may take
 ENDS: tuple[RolloutState, ...] = ("succeeded", "failed")
+
+
+class Kept:
+    """An attempt whose lease is being renewed."""
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+        self.over = threading.Event()
+        self._reason: RequestError | None = None
+
+    def lose(self, reason: RequestError) -> None:
+        """Nothing that the attempt reports counts any more."""
+        self._reason = reason
+        self.lost.set()
+
+    def check(self) -> None:
+        """Raises RequestError (409) once the attempt is lost."""
+        if self._reason is not None:
+            raise RequestError(self._reason.cause, self._reason.next_step, status=self._reason.status, code=self._reason.code)
 
 
 class RolloutClient:
@@ -107,9 +131,41 @@ class RolloutClient:
                 after, silent_since = found.next, time.monotonic()
                 yield rollout, after
 
-    def begin(self, rollout_id: str, worker: str) -> RolloutInfo:
-        """Begin the next attempt of a rollout, for this worker alone. Raises RequestError (409) where another one has it."""
-        return self._update(rollout_id, RolloutUpdate(status="running", worker=worker))
+    def begin(self, rollout_id: str, worker: str, *, lease_seconds: float | None = None) -> RolloutInfo:
+        """Begin the next attempt of a rollout, for this worker alone, under a lease (None: the gateway's; 0: none). Raises
+        RequestError (409) where another one has it."""
+        return self._update(rollout_id, RolloutUpdate(status="running", worker=worker, lease_seconds=lease_seconds))
+
+    def heartbeat(self, rollout_id: str, attempt: int) -> Lease:
+        """A sign of life: the attempt's lease begins anew. Raises RequestError (409, "fenced") where it is lost."""
+        return self._caller.call("POST", f"{_path(rollout_id)}/attempt/{attempt}/heartbeat", Lease)
+
+    @contextmanager
+    def keeping(self, rollout_id: str, attempt: int) -> Iterator[Kept]:
+        """Send heartbeats, on a thread, while the body runs. Raises RequestError (409) where the attempt is lost already; if it
+        is lost later, `lost` of what this gives is set, and its `check` raises."""
+        kept = Kept()
+        lease = self.heartbeat(rollout_id, attempt)
+        if not lease.lease_seconds:
+            yield kept
+            return
+
+        def beat() -> None:
+            while not kept.over.wait(lease.lease_seconds / 4):
+                try:
+                    self.heartbeat(rollout_id, attempt)
+                except RequestError as error:
+                    if error.status not in RETRIED:  # a gateway that is not there now may be there in time
+                        kept.lose(error)
+                        return
+
+        thread = threading.Thread(target=beat, name=f"lease-{rollout_id}", daemon=True)
+        thread.start()
+        try:
+            yield kept
+        finally:
+            kept.over.set()
+            thread.join()
 
     def succeed(
         self, rollout_id: str, attempt: int, reward: float | None = None, scores: Mapping[str, float] | None = None

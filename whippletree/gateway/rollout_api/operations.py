@@ -17,6 +17,7 @@ from whippletree.gateway.rollout_api.wire import (
     EventDraft,
     EventList,
     EventReceipt,
+    Lease,
     ModelEndpoints,
     ProblemBody,
     QueueState,
@@ -137,6 +138,14 @@ OPERATIONS = (
         body=EventDraft,
         reply=EventReceipt,
         refusals=(400, 404, 409, 413),
+    ),
+    Operation(
+        name="renew_lease",
+        method="POST",
+        path=ROLLOUT + "/attempt/{attempt}/heartbeat",
+        about="A sign of life: the attempt's lease begins anew. Refused where the attempt is not under way any more.",
+        reply=Lease,
+        refusals=(404, 409),
     ),
     Operation(
         name="list_events",

@@ -26,6 +26,7 @@ from whippletree.gateway.rollout_api.wire import (
     CreateRollouts,
     EventDraft,
     EventList,
+    Lease,
     ModelEndpoints,
     QueueState,
     RolloutList,
@@ -59,7 +60,7 @@ class RolloutRoutes:
 
     def _handling(self, handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
-            if handler != self.append_event or not self._access.may_append(request):
+            if handler not in (self.append_event, self.renew_lease) or not self._access.may_append(request):
                 await self._access.control(request)
             try:
                 return encoded(await handler(request))
@@ -108,6 +109,10 @@ class RolloutRoutes:
         """POST /api/rollouts/{id}/attempt/{attempt}/events."""
         draft = await _decoded(request, EventDraft)
         return await self._service.append(request.match_info["rollout_id"], _attempt(request), draft)
+
+    async def renew_lease(self, request: web.Request) -> Lease:
+        """POST /api/rollouts/{id}/attempt/{attempt}/heartbeat."""
+        return await self._service.renew(request.match_info["rollout_id"], _attempt(request))
 
     async def list_events(self, request: web.Request) -> EventList:
         """GET /api/rollouts/{id}/events."""

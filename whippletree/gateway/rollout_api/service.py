@@ -1,6 +1,7 @@
 """The rules of the rollout API, over the store and the gateway. No HTTP.
 
     create ─► queuing ─► update "running" ─► update "succeeded" (reward) | "failed" (cause) | "queuing" (cause: once more)
+                 │              └── no sign of life for its lease ─► queuing again, or failed (cause "host_lost")
                  └──────── cancel ────────────────► failed (cause "cancelled"); what is under way is ended
 
 What blocks: the store; an update that ends an attempt, until its calls are recorded; a listing that waits, at most
@@ -9,7 +10,9 @@ Invariants (tests/gateway/test_rollout_api.py):
 - each operation, repeated, changes nothing more; what an older attempt says changes nothing and is told so (409, "fenced");
 - an update to the state that a rollout has is accepted, one that its state machine has not is refused with the reason (409);
 - a reward is finite and was sent: with the update, or by the last reward event of the same attempt;
-- no call of an attempt is accepted once the attempt has ended or its rollout was cancelled.
+- no call of an attempt is accepted once the attempt has ended or its rollout was cancelled;
+- whatever an attempt sends renews its lease; a lease that ran out ends the attempt once, however many gateways look
+  (tests/gateway/test_rollout_api_leases.py).
 """
 
 from __future__ import annotations
@@ -31,13 +34,14 @@ from whippletree.gateway.rollout_api.wire import (
     CreateRollouts,
     EventDraft,
     EventReceipt,
+    Lease,
     RolloutDraft,
     RolloutUpdate,
 )
-from whippletree.gateway.service import Gateway
+from whippletree.gateway.service import CANCEL_LIMIT, Gateway
 from whippletree.protocols import AttemptOutcome, Store
 from whippletree.store.cancelling import Cancellations
-from whippletree.store.transitions import cancelled
+from whippletree.store.transitions import cancelled, ran_out
 from whippletree.traces import Node, load_trace
 from whippletree.types import (
     Attempt,
@@ -62,6 +66,7 @@ REWARD = "reward"  # kind of the events that carry one
 MODEL_REQUEST = "model_request"  # kind of the events that stand for calls
 WORKER = "api"  # who runs a rollout, where nobody says so
 FOLLOW_PAUSE = 0.5  # seconds
+LEASE_PAUSE = 1.0  # seconds between looks for leases that ran out
 CANCEL_PAGE = 1000  # rollouts of a group that are cancelled at once
 
 
@@ -71,6 +76,7 @@ class RolloutService:
     def __init__(self, gateway: Gateway, store: Store) -> None:
         self._gateway = gateway
         self._store = store
+        self._since = time.monotonic()
 
     async def create(self, wanted: CreateRollouts) -> list[Rollout]:
         """All of them or none; those that are there already stay as they are. Raises ConflictError, RequestError (400)."""
@@ -97,27 +103,54 @@ class RolloutService:
         rollout = await self.get(rollout_id)
         if update.status == "running":
             return await self._begin(rollout, update)
+        if update.lease_seconds is not None:
+            raise RequestError("only an attempt that begins gets a lease", "leave lease_seconds out")
         attempt = update.attempt or rollout.attempt
         if rollout.state == update.status == "queuing" and update.attempt is None:
             return rollout
-        if attempt != rollout.attempt or attempt == 0:
-            raise _fenced(rollout, attempt)
+        lost = rollout.state != "running" and await self._lost(rollout_id, attempt) is not None
+        if attempt != rollout.attempt or attempt == 0 or lost:
+            raise await self._fenced(rollout, attempt)
         report = await self._report(rollout, attempt, update)
         if rollout.state == "running":
+            closing = self._gateway.config.seal_limit + 2 * CANCEL_LIMIT  # its lease must not run out meanwhile
+            await asyncio.wrap_future(self._store.renew(rollout_id, attempt, at_least=closing))
             await self._gateway.seal(AttemptKey(rollout_id=rollout_id, attempt=attempt), None)
         outcome = AttemptOutcome(attempt=report, requeue=update.status == "queuing")
         kept = await asyncio.wrap_future(self._store.finish(outcome))
         rollout = await self.get(rollout_id)
-        if not kept and (rollout.state, rollout.attempt) != (update.status, attempt):  # otherwise it was said before
-            raise _fenced(rollout, attempt)
+        if not kept:
+            lost = await self._lost(rollout_id, attempt) is not None
+            if lost or (rollout.state, rollout.attempt) != (update.status, attempt):  # else it was said before
+                raise await self._fenced(rollout, attempt)
         return rollout
 
     async def _begin(self, rollout: Rollout, update: RolloutUpdate) -> Rollout:
-        if update.attempt is not None and rollout.state == "running" and update.attempt != rollout.attempt:
-            raise _fenced(rollout, update.attempt)
+        name, named = rollout.spec.rollout_id, update.attempt
+        if named is not None:
+            running = rollout.state == "running"
+            over = named < rollout.attempt or (named == rollout.attempt and rollout.state == "queuing")
+            if over or (running and named != rollout.attempt) or ran_out(rollout.cause):
+                raise await self._fenced(rollout, named)
         if rollout.state != "running" or update.worker:
-            await asyncio.wrap_future(self._store.begin(rollout.spec.rollout_id, update.worker or WORKER))
-        return await self.get(rollout.spec.rollout_id)
+            given = update.lease_seconds
+            lease = self._gateway.config.lease_seconds if given is None else given
+            begun = await asyncio.wrap_future(self._store.begin(name, update.worker or WORKER, lease))
+            named = begun.attempt
+        if rollout.state == "running":
+            await self._alive(rollout, named or rollout.attempt)
+        return await self.get(name)
+
+    async def renew(self, rollout_id: str, attempt: int) -> Lease:
+        """A sign of life of an attempt. Raises RequestError (404; 409 where it is not under way)."""
+        current = await self._alive(await self.get(rollout_id), attempt)
+        return Lease(rollout_id=rollout_id, attempt=attempt, lease_seconds=current.lease_seconds)
+
+    async def _alive(self, rollout: Rollout, attempt: int) -> Attempt:
+        current = await asyncio.wrap_future(self._store.renew(rollout.spec.rollout_id, attempt))
+        if current is None:
+            raise await self._fenced(await self.get(rollout.spec.rollout_id), attempt)
+        return current
 
     async def _report(self, rollout: Rollout, attempt: int, update: RolloutUpdate) -> Attempt:
         report = Attempt(rollout_id=rollout.spec.rollout_id, attempt=attempt, started=0.0, finished=time.time())
@@ -152,8 +185,10 @@ class RolloutService:
         if draft.kind == REWARD:
             _result(*_read_reward(draft.data))
         event_id = f"{rollout_id}/{attempt}/{draft.event_id or secrets.token_hex(8)}"
-        if attempt != rollout.attempt or attempt == 0:
-            raise _fenced(rollout, attempt)
+        if attempt != rollout.attempt or attempt == 0 or ran_out(rollout.cause) or cancelled(rollout):
+            raise await self._fenced(rollout, attempt)
+        if not rollout.terminal:  # what comes after the end is kept too
+            await self._alive(rollout, attempt)
         event = Event(
             event_id=event_id,
             rollout_id=rollout_id,
@@ -204,6 +239,22 @@ class RolloutService:
         await self._end_calls(ended)
         return ended
 
+    async def keep_leases(self) -> None:
+        """Renew the leases of attempts whose calls are under way here, and end those that have run out anywhere, until
+        cancelled. A lease that could not be renewed, because no gateway was there, has its whole time again."""
+        while True:
+            await asyncio.sleep(max(LOOKS[1], min(LEASE_PAUSE, self._gateway.shortest_lease / 8)))
+            try:
+                await self._gateway.renew_leases()
+                served = time.monotonic() - self._since
+                for lost in await asyncio.to_thread(self._store.end_lapsed, served):
+                    logger.warning("%s attempt %d: %s", lost.rollout_id, lost.attempt, lost.cause and lost.cause.message)
+                    key = AttemptKey(rollout_id=lost.rollout_id, attempt=lost.attempt)
+                    if self._gateway.serves(key):
+                        await self._gateway.seal(key, 0.0)
+            except StoreError as error:
+                logger.warning("leases could not be looked after: %s", error)
+
     async def follow(self) -> None:
         """End the calls of rollouts that are cancelled anywhere, until this is cancelled itself."""
         cancellations = Cancellations(self._store)
@@ -230,6 +281,26 @@ class RolloutService:
         return await asyncio.to_thread(self._store.queue)
 
     # --- within ----------------------------------------------------------------------------------------------------------
+
+    async def _lost(self, rollout_id: str, attempt: int) -> Cause | None:
+        """The cause of an attempt whose lease ran out."""
+        attempts = await asyncio.to_thread(self._store.attempts, rollout_id)
+        return next((item.cause for item in attempts if item.attempt == attempt and ran_out(item.cause)), None)
+
+    async def _fenced(self, rollout: Rollout, attempt: int) -> RequestError:
+        """Why nothing counts that this attempt says."""
+        name = rollout.spec.rollout_id
+        if (lost := await self._lost(name, attempt)) is not None:
+            cause = f"attempt {attempt} of {name} is over: {lost.message}"
+        elif rollout.state == "queuing" or rollout.attempt == 0:
+            cause = f"attempt {attempt} of {name} is not under way: the rollout waits for its next attempt"
+        elif rollout.attempt != attempt:
+            cause = f"attempt {attempt} of {name} is not the current one, {rollout.attempt} is"
+        elif cancelled(rollout):
+            cause = f"attempt {attempt} of {name} was cancelled"
+        else:
+            cause = f"attempt {attempt} of {name} has ended: the rollout has {rollout.state}"
+        return RequestError(cause, "stop: nothing that it reports changes anything", status=409, code="fenced")
 
     def _found(self, rollout_id: str) -> Rollout:
         try:
@@ -305,17 +376,6 @@ def _result(reward: float, scores: dict[str, float]) -> VerifierResult:
     if not all(map(math.isfinite, (reward, *scores.values()))):
         raise RequestError("a reward or a score is not finite", "report failed where the verifier failed")
     return VerifierResult(reward=reward, scores=scores or {REWARD: reward})
-
-
-def _fenced(rollout: Rollout, attempt: int) -> RequestError:
-    name = rollout.spec.rollout_id
-    if rollout.state == "queuing" or rollout.attempt == 0:
-        cause = f"attempt {attempt} of {name} is not under way: the rollout waits for its next attempt"
-    elif rollout.attempt != attempt:
-        cause = f"attempt {attempt} of {name} is not the current one, {rollout.attempt} is"
-    else:
-        cause = f"attempt {attempt} of {name} was cancelled"
-    return RequestError(cause, "stop: nothing that it reports changes anything", status=409, code="fenced")
 
 
 def conflict(error: ConflictError) -> RequestError:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from whippletree.gateway.config import LONGEST_LEASE
 from whippletree.types import Cause, CauseClass, Event, Purpose, QueueCount, Rollout, RolloutState, Sampling, Struct
 
 Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -90,8 +91,9 @@ class RolloutList(Struct, omit_defaults=False):
 class RolloutUpdate(Struct, forbid_unknown_fields=True):
     """What became of a rollout. `attempt` is the one that says so: an older one changes nothing.
 
-    `status` "running" begins the next attempt, for `worker` alone where one is named; "succeeded" carries a reward, or counts
-    the last reward event of the attempt; "failed" says whose fault it was, and "queuing" too, and asks for another attempt.
+    `status` "running" begins the next attempt, for `worker` alone where one is named, under a lease of `lease_seconds` (null:
+    the gateway's, 0: none); with the `attempt` that runs it is a sign of life. "succeeded" carries a reward, or counts the last
+    reward event of the attempt; "failed" says whose fault it was, and "queuing" too, and asks for another attempt.
 
     Example: RolloutUpdate(status="succeeded", attempt=1, reward=1.0)
     """
@@ -99,10 +101,22 @@ class RolloutUpdate(Struct, forbid_unknown_fields=True):
     status: RolloutState
     attempt: Number | None = None
     worker: Name = ""
+    lease_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_LEASE)] | None = None
     reward: float | None = None
     scores: dict[str, float] = {}
     cause: CauseClass = CauseClass.HARNESS
     message: Words = ""
+
+
+class Lease(Struct, omit_defaults=False):
+    """Answer to a heartbeat: the attempt's lease begins anew, for `lease_seconds` (0: it has none).
+
+    Example: Lease(rollout_id="s0-g1-m0", attempt=1, lease_seconds=60.0)
+    """
+
+    rollout_id: str
+    attempt: int
+    lease_seconds: float
 
 
 class EventDraft(Struct, forbid_unknown_fields=True):

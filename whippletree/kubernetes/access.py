@@ -16,6 +16,7 @@ import os
 import ssl
 import tempfile
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
-from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.errors import ConfigurationError
+from whippletree.kubernetes.config import ClusterSettings
 from whippletree.types import Struct
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -117,7 +118,7 @@ class _ExecCredential(msgspec.Struct, frozen=True):
 
 
 class Access:
-    """Address, TLS and token. `token` is asked before every request."""
+    """Address, TLS and token. `token` is asked before every request, on whichever event loop."""
 
     def __init__(self, server: str, tls: ssl.SSLContext | None, user: UserEntry, server_name: str = "") -> None:
         parts = urlsplit(server)
@@ -131,11 +132,11 @@ class Access:
         self._user = user
         self._token = ""
         self._until = 0.0
-        self._lock = asyncio.Lock()
+        self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
 
     async def token(self, *, fresh: bool = False) -> str:
         """The bearer token, "" where there is none. `fresh`: the last one was refused. Raises ConfigurationError."""
-        async with self._lock:
+        async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             if fresh or time.time() >= self._until:
                 self._token, self._until = await self._read_token()
             return self._token
@@ -152,7 +153,7 @@ class Access:
         return self._user.token, float("inf")
 
 
-def open_access(config: KubernetesConfig) -> Access:
+def open_access(config: ClusterSettings) -> Access:
     """As the settings say. Raises ConfigurationError that names the file and what is missing in it."""
     return _from_file(Path(config.kubeconfig), config.context) if config.kubeconfig else _in_cluster()
 
@@ -161,7 +162,8 @@ def _in_cluster() -> Access:
     token = SERVICE_ACCOUNT / "token"
     if not token.exists():
         raise ConfigurationError(
-            "this process is in no pod with a service account, and no kubeconfig is set", "set control.kubernetes.kubeconfig"
+            "this process is in no pod with a service account, and no kubeconfig is set",
+            "set kubeconfig under [control.kubernetes] or [sandbox.kubernetes]",
         )
     tls = ssl.create_default_context(cafile=str(SERVICE_ACCOUNT / "ca.crt"))
     return Access(IN_CLUSTER, tls, UserEntry(token_file=str(token)))

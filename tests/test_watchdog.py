@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from whippletree.control.watchdog import LoopWatch
+from whippletree.watchdog import LoopWatch, Window
 
 
 def blocking_reward_function(until: threading.Event) -> None:
@@ -25,7 +25,7 @@ async def test_a_blocked_loop_is_reported_with_the_code_that_it_is_in(caplog: py
                 reported.set()
 
     handler = Released()
-    logging.getLogger("whippletree.control.watchdog").addHandler(handler)
+    logging.getLogger("whippletree.watchdog").addHandler(handler)
     watch = LoopWatch("the loop of this test", limit=0.2)
     try:
         with caplog.at_level(logging.ERROR):
@@ -34,7 +34,7 @@ async def test_a_blocked_loop_is_reported_with_the_code_that_it_is_in(caplog: py
                 blocking_reward_function(reported)  # goes on only once it was reported
                 await asyncio.sleep(0.3)
     finally:
-        logging.getLogger("whippletree.control.watchdog").removeHandler(handler)
+        logging.getLogger("whippletree.watchdog").removeHandler(handler)
     assert reported.is_set() and watch.stalls >= 1 and watch.worst >= 0.05
     (said,) = [record.message for record in caplog.records if "blocking_reward_function" in record.message]
     assert "the loop of this test has stood still for 0.2 s" in said and "until.wait(30)" in said
@@ -64,3 +64,43 @@ async def test_a_second_stall_is_reported_again() -> None:
                 time.sleep(0.01)
             await asyncio.sleep(0.25)
     assert watch.stalls >= 2
+
+
+def test_a_window_forgets_what_is_long_over() -> None:
+    window = Window(10.0)
+    assert window.most(5.0) == 0.0
+    window.add(12.0, 3.0)
+    window.add(13.0, 1.0)
+    assert [window.most(now) for now in (19.0, 25.0, 29.9, 30.0)] == [3.0, 3.0, 3.0, 0.0]
+    window.add(31.0, 2.0)
+    assert window.most(55.0) == 0.0  # several windows without a value
+
+
+async def test_a_stall_is_seen_while_it_lasts_and_where_other_threads_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[float] = []
+    told = threading.Event()
+
+    def busy_worker() -> None:
+        told.wait(30)
+        seen.append(watch.lag)
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.set()
+
+    handler = Heard()
+    logging.getLogger("whippletree.watchdog").addHandler(handler)
+    watch = LoopWatch("held up", limit=0.3)
+    thread = threading.Thread(target=busy_worker, name="culprit")
+    try:
+        async with watch.watching():
+            thread.start()
+            thread.join()
+            await asyncio.sleep(0.15)
+    finally:
+        logging.getLogger("whippletree.watchdog").removeHandler(handler)
+    assert seen[0] >= 0.1 and watch.lag >= 0.1
+    (said,) = [record.message for record in caplog.records if "held up" in record.message]
+    assert "meanwhile thread culprit is in" in said and "told.wait(30)" in said

@@ -25,10 +25,10 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from whippletree.control.kubernetes.access import Access
-from whippletree.control.kubernetes.config import KubernetesConfig
-from whippletree.control.kubernetes.objects import Manifest, Named, Status
 from whippletree.errors import ClusterError
+from whippletree.kubernetes.access import Access
+from whippletree.kubernetes.config import ClusterSettings
+from whippletree.kubernetes.objects import Manifest, Named, Status
 
 T = TypeVar("T")
 
@@ -85,9 +85,9 @@ def backoff(tries: int, retry_after: float, draw: float) -> float:
 class Cluster:
     """One namespace of a cluster. Use as an asynchronous context manager."""
 
-    def __init__(self, access: Access, config: KubernetesConfig) -> None:
+    def __init__(self, access: Access, config: ClusterSettings) -> None:
         self.config = config
-        self._access = access
+        self.access = access
         self._slots = asyncio.Semaphore(config.requests_at_once)
         self._draw = random.Random()
         connector = aiohttp.TCPConnector(ssl=access.tls or False, limit=config.requests_at_once + 4)
@@ -99,6 +99,10 @@ class Cluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._session.close()
+
+    async def close(self) -> None:
+        """Cut every connection."""
         await self._session.close()
 
     # --- single objects ------------------------------------------------------------------------------------------------
@@ -120,9 +124,17 @@ class Cluster:
         patch = {"metadata": {"labels": dict(labels)}}
         await self._ask("PATCH", self._path(kind, name), body=patch, content="application/merge-patch+json")
 
-    async def delete(self, kind: Kind, name: str, uid: str = "") -> None:
-        """Delete it, and what it owns after it. Content if it is gone, or if the one of that name has another uid."""
+    async def annotate(self, kind: Kind, name: str, annotations: Mapping[str, str]) -> None:
+        """Set annotations, whatever the object's version."""
+        patch = {"metadata": {"annotations": dict(annotations)}}
+        await self._ask("PATCH", self._path(kind, name), body=patch, content="application/merge-patch+json")
+
+    async def delete(self, kind: Kind, name: str, uid: str = "", *, grace: int | None = None) -> None:
+        """Delete it, and what it owns after it. Content if it is gone, or if the one of that name has another uid. `grace`:
+        seconds that a pod gets to end (0: it is forgotten at once, wherever it runs)."""
         options: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
         if uid:
             options["preconditions"] = {"uid": uid}
         try:
@@ -131,11 +143,11 @@ class Cluster:
             if error.status not in (404, 409):
                 raise
 
-    async def log(self, pod: str, container: str) -> bytes:
-        """The end of a container's output, within the settings' limits. The API's own limit in bytes would cut off the end."""
-        limits = {"tailLines": str(self.config.log_lines), "limitBytes": str(MOST_OUTPUT)}
+    async def log(self, pod: str, container: str, *, lines: int, kilobytes: int) -> bytes:
+        """The end of a container's output, within these limits. The API's own limit in bytes would cut off the end."""
+        limits = {"tailLines": str(lines), "limitBytes": str(MOST_OUTPUT)}
         path = f"{self._path(PODS, pod)}/log"
-        return await self._ask("GET", path, params={"container": container, **limits}, keep=self.config.log_kb * 1024)
+        return await self._ask("GET", path, params={"container": container, **limits}, keep=kilobytes * 1024)
 
     # --- many objects --------------------------------------------------------------------------------------------------
 
@@ -234,7 +246,7 @@ class Cluster:
             async with self._open(method, path, params=params, body=body, content=content, limits=limits) as reply:
                 data = await (_tail(reply.content, keep) if keep else reply.read())
                 if reply.status == 401:
-                    await self._access.token(fresh=True)
+                    await self.access.token(fresh=True)
                 if reply.status >= 300:
                     raise _refusal(reply, data, what)
                 return data
@@ -256,17 +268,17 @@ class Cluster:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = content
-        if token := await self._access.token():
+        if token := await self.access.token():
             headers["Authorization"] = f"Bearer {token}"
         async with self._session.request(
             method,
-            self._access.server + path,
+            self.access.server + path,
             params=params,
             data=None if body is None else msgspec.json.encode(body),
             headers=headers,
             timeout=limits,
             allow_redirects=False,
-            server_hostname=self._access.server_name,
+            server_hostname=self.access.server_name,
         ) as reply:
             yield reply
 
@@ -338,7 +350,7 @@ def _advice(code: int) -> str:
         case 403:
             return "give the controller's account this right, or raise the quota; docs/kubernetes.md lists the rights"
         case 404:
-            return "check control.kubernetes.namespace"
+            return "check the namespace in the settings"
         case 422 | 400:
-            return "mend the Job's template"
+            return "mend the template"
     return ""
