@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from whippletree.learner import checkpoint
 from whippletree.learner.config import LearnerConfig
 from whippletree.learner.learner import Learner
 from whippletree.learner.losses.config import KLConfig
-from whippletree.loop import collocated, synchronous
+from whippletree.loop import asynchronous, collocated, synchronous
 from whippletree.loop.config import LoopSection, RunConfig, SourceSection
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.metrics import Log
@@ -28,7 +29,7 @@ from whippletree.store import SqliteStore, open_store
 from whippletree.types import CauseClass, RolloutSpec, StepRecord, WeightUpdate
 
 STEPS = 3
-LOOPS = {"synchronous": synchronous.train, "collocated": collocated.train}
+LOOPS = {"synchronous": synchronous.train, "collocated": collocated.train, "asynchronous": asynchronous.train}
 TIMES = {"time", "seconds_collect", "seconds_update", "seconds_publish", "replayed", "weight_check_diff"}
 
 
@@ -169,11 +170,75 @@ def test_updates_since_the_last_checkpoint_are_made_again_from_the_record(
     assert [record.checkpoint for record in records(tmp_path)] == expected[every]
 
 
-def test_the_collocated_loop_resumes_to_the_same_weights_too(world: World, tmp_path: Path, undisturbed: Callable[[str], Path]):
-    config = configuration("collocated", every=2)
-    die_and_resume(world, tmp_path, config, (Learner, "update", STEPS, "before"))
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["collocated", "asynchronous"])
+def test_the_other_loops_resume_to_the_same_weights_too(
+    world: World, tmp_path: Path, undisturbed: Callable[[str], Path], kind: str, place: str
+):
+    """The agent is made up and answers at once and in order, so that these loops are deterministic here."""
+    die_and_resume(world, tmp_path, configuration(kind, every=2 if place == "planned" else 1), PLACES[place])
     assert not world.control().status().held
-    assert_same(tmp_path, undisturbed("collocated"))
+    assert_same(tmp_path, undisturbed(kind))
+
+
+def test_the_asynchronous_loop_never_holds_and_starts_no_more_than_it_may(world: World, tmp_path: Path):
+    config = configuration("asynchronous", max_staleness=1)
+    created: list[tuple[int, int]] = []
+    real = Run.update
+
+    def update(run: Run, step: int, groups: Any) -> None:
+        created.append((run.learner.policy_version, run.progress().created))
+        real(run, step, groups)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("sampling was held")
+
+    with pytest.MonkeyPatch.context() as patch, playing(tmp_path / "store"):
+        patch.setattr(Run, "update", update)
+        patch.setattr(type(world.control()), "hold", refuse)
+        train(world, tmp_path, config)
+    assert created == [(0, 4), (1, 6), (2, 6)]  # (version + 1 + 1) x 2, and never more than the run needs
+    assert [line.staleness_max for line in Log(tmp_path).steps()] == [0, 1, 1]
+
+
+def test_a_straggler_is_swept_when_it_is_too_old_and_its_group_goes_on(world: World, tmp_path: Path):
+    """g00000-m01 was sampled by version 0 and comes three updates later: alone of its group it is left out of the loss."""
+
+    def script(spec: RolloutSpec) -> Any:
+        turns, ending = by_name(spec)
+        late = spec.rollout_id == "g00000-m01"
+        return [msgspec.structs.replace(turn, version=0 if late else 3) for turn in turns], ending
+
+    with opened_run(world, tmp_path, configuration("asynchronous", max_staleness=2, steps=9)) as run:
+        run.restore()
+        run.learner.policy_version = 3
+        run.create_groups(until=2, step=0)
+        play(run.store, script)
+        run.update(0, run.collect(0, until=2))
+        (line,) = run.log.steps()
+    assert line.samples_left_out == {"stale": 1}
+    assert line.tokens_left_out == {"stale": 7}
+    assert line.groups_without_signal == 0  # it has its vote: the others of its group have an advantage
+    assert line.tokens_trained == 28 - 7
+
+
+def test_training_goes_on_beside_an_evaluation_and_the_last_one_is_waited_for(world: World, tmp_path: Path):
+    config = configuration("asynchronous", eval_every=1)
+    with opened_run(world, tmp_path, config, heldout=HELDOUT) as run, pytest.MonkeyPatch.context() as patch:
+        hold_back = [True]
+        patch.setattr(SqliteStore, "claim", evaluation_last(hold_back))
+        with playing(tmp_path / "store"):
+            real = Run.finish_evaluations
+
+            def finish(self: Run) -> None:
+                assert self.step == STEPS and self.evaluations.pending == (0, 1, 2, 3)
+                hold_back[0] = False
+                real(self)
+
+            patch.setattr(Run, "finish_evaluations", finish)
+            run.restore()
+            asynchronous.train(run)
+    assert [(line.step, line.policy_version, line.valid) for line in Log(tmp_path).evals()] == [(n, n, 2) for n in range(4)]
 
 
 def test_an_undisturbed_run_learns_and_says_what_it_did(world: World, undisturbed: Callable[[str], Path]):
@@ -202,7 +267,7 @@ def test_one_update_plans_learns_saves_commits_and_publishes_in_this_order(world
         run.restore()
         run.create_groups(until=2, step=0)
         play(run.store, by_name)
-        run.wait_for_groups(2)
+        run.watch.refresh()
         for owner, name in (
             (SqliteStore, "plan_step"), (Learner, "update"), (checkpoint, "save"), (SqliteStore, "commit_step"),
             (Fleet, "publish"), (Fleet, "check"),
@@ -213,12 +278,30 @@ def test_one_update_plans_learns_saves_commits_and_publishes_in_this_order(world
         assert [status.policy_version for status in run.fleet.statuses()] == [1]
 
 
+def evaluation_last(hold_back: list[bool]) -> Callable[..., Any]:
+    """A claim that keeps the rollouts of evaluations back, unclaimed by the player, while `hold_back` says so."""
+    real, kept = SqliteStore.claim, list[Any]()
+
+    def claim(store: SqliteStore, worker: str, limit: int) -> Future[Any]:
+        found = real(store, worker, limit).result()
+        kept.extend(attempt for attempt in found if attempt.rollout_id.startswith("eval"))
+        given = [attempt for attempt in found if not attempt.rollout_id.startswith("eval")]
+        if not hold_back[0]:
+            given += kept
+            kept.clear()
+        result: Future[Any] = Future()
+        result.set_result(given)
+        return result
+
+    return claim
+
+
 def ready(run: Run, script: Any = by_name, groups: int = 2) -> None:
     """Restored, with groups that are complete."""
     run.restore()
     run.create_groups(until=run.progress().created + groups, step=run.step)
     play(run.store, script)
-    run.wait_for_groups(groups)
+    run.watch.refresh()
 
 
 class Sloppy(EmbeddedEngine):
@@ -299,7 +382,7 @@ def test_a_policy_too_far_from_its_reference_is_neither_saved_nor_published(worl
         run.update(0, run.ready_groups())  # still the reference itself
         run.create_groups(until=4, step=1)
         play(run.store, by_name)
-        run.wait_for_groups(2)
+        run.watch.refresh()
         with pytest.raises(DivergedError, match=r"learner\.kl\.stop_above"):
             run.update(1, run.ready_groups())
         assert [path.name for path in checkpoint.in_order(tmp_path / "checkpoints")] == ["step-0001"]
@@ -314,7 +397,7 @@ def test_a_restarted_run_makes_no_group_twice(world: World, tmp_path: Path):
     with opened_run(world, tmp_path, configuration()) as run:
         run.create_groups(until=3, step=0)
         assert run.store.rollouts() == before
-        run.create_groups(until=4, step=1)
+        run.create_groups(until=4, step=0)
         assert sorted({rollout.spec.group_id for rollout in run.store.rollouts()}) == [f"g{n:05d}" for n in range(4)]
 
 
