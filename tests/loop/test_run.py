@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,48 +11,21 @@ import msgspec
 import pytest
 import torch
 from loop_parts import HELDOUT, World, by_name, opened_run, play, playing
+from run_parts import STEPS, configuration, train
 
 from whippletree.engines.embedded.client import EmbeddedEngine
 from whippletree.errors import DivergedError, StoreError, WeightMismatch, WhippletreeError
 from whippletree.learner import checkpoint
-from whippletree.learner.config import LearnerConfig
 from whippletree.learner.learner import Learner
 from whippletree.learner.losses.config import KLConfig
-from whippletree.loop import asynchronous, collocated, synchronous
-from whippletree.loop.config import LoopSection, RunConfig, SourceSection
+from whippletree.loop.config import RunConfig
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.metrics import Log
 from whippletree.loop.run import Run
-from whippletree.loop.sources import TrailTasks
 from whippletree.store import SqliteStore, open_store
 from whippletree.types import CauseClass, RolloutSpec, StepRecord, WeightUpdate
 
-STEPS = 3
-LOOPS = {"synchronous": synchronous.train, "collocated": collocated.train, "asynchronous": asynchronous.train}
 TIMES = {"time", "seconds_collect", "seconds_update", "seconds_publish", "replayed", "weight_check_diff"}
-
-
-def configuration(kind: str = "synchronous", *, every: int = 1, **loop: Any) -> RunConfig:
-    section = {
-        "steps": STEPS,
-        "groups_per_step": 2,
-        "group_size": 2,
-        "groups_in_flight": 3,
-        "eval_every": 0,
-        "stall_limit": 20.0,
-    }
-    return RunConfig(
-        sources=[SourceSection(name="s", tasks=TrailTasks())],
-        loop=LoopSection(kind=kind, **(section | loop)),  # type: ignore[arg-type]
-        learner=LearnerConfig(learning_rate=1e-2, warmup_steps=2, token_budget=64, checkpoint_every=every, keep_checkpoints=9),
-    )
-
-
-def train(world: World, directory: Path, config: RunConfig) -> None:
-    """A learner process from its start to its end, or to its death."""
-    with opened_run(world, directory, config, heldout=HELDOUT) as run:
-        run.restore()
-        LOOPS[config.loop.kind](run)
 
 
 def trained(directory: Path) -> tuple[bytes, dict[str, Any]]:
@@ -181,66 +153,6 @@ def test_the_other_loops_resume_to_the_same_weights_too(
     assert_same(tmp_path, undisturbed(kind))
 
 
-def test_the_asynchronous_loop_never_holds_and_starts_no_more_than_it_may(world: World, tmp_path: Path):
-    config = configuration("asynchronous", max_staleness=1)
-    created: list[tuple[int, int]] = []
-    real = Run.update
-
-    def update(run: Run, step: int, groups: Any) -> None:
-        created.append((run.learner.policy_version, run.progress().created))
-        real(run, step, groups)
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("sampling was held")
-
-    with pytest.MonkeyPatch.context() as patch, playing(tmp_path / "store"):
-        patch.setattr(Run, "update", update)
-        patch.setattr(type(world.control()), "hold", refuse)
-        train(world, tmp_path, config)
-    assert created == [(0, 4), (1, 6), (2, 6)]  # (version + 1 + 1) x 2, and never more than the run needs
-    assert [line.staleness_max for line in Log(tmp_path).steps()] == [0, 1, 1]
-
-
-def test_a_straggler_is_swept_when_it_is_too_old_and_its_group_goes_on(world: World, tmp_path: Path):
-    """g00000-m01 was sampled by version 0 and comes three updates later: alone of its group it is left out of the loss."""
-
-    def script(spec: RolloutSpec) -> Any:
-        turns, ending = by_name(spec)
-        late = spec.rollout_id == "g00000-m01"
-        return [msgspec.structs.replace(turn, version=0 if late else 3) for turn in turns], ending
-
-    with opened_run(world, tmp_path, configuration("asynchronous", max_staleness=2, steps=9)) as run:
-        run.restore()
-        run.learner.policy_version = 3
-        run.create_groups(until=2, step=0)
-        play(run.store, script)
-        run.update(0, run.collect(0, until=2))
-        (line,) = run.log.steps()
-    assert line.samples_left_out == {"stale": 1}
-    assert line.tokens_left_out == {"stale": 7}
-    assert line.groups_without_signal == 0  # it has its vote: the others of its group have an advantage
-    assert line.tokens_trained == 28 - 7
-
-
-def test_training_goes_on_beside_an_evaluation_and_the_last_one_is_waited_for(world: World, tmp_path: Path):
-    config = configuration("asynchronous", eval_every=1)
-    with opened_run(world, tmp_path, config, heldout=HELDOUT) as run, pytest.MonkeyPatch.context() as patch:
-        hold_back = [True]
-        patch.setattr(SqliteStore, "claim", evaluation_last(hold_back))
-        with playing(tmp_path / "store"):
-            real = Run.finish_evaluations
-
-            def finish(self: Run) -> None:
-                assert self.step == STEPS and self.evaluations.pending == (0, 1, 2, 3)
-                hold_back[0] = False
-                real(self)
-
-            patch.setattr(Run, "finish_evaluations", finish)
-            run.restore()
-            asynchronous.train(run)
-    assert [(line.step, line.policy_version, line.valid) for line in Log(tmp_path).evals()] == [(n, n, 2) for n in range(4)]
-
-
 def test_an_undisturbed_run_learns_and_says_what_it_did(world: World, undisturbed: Callable[[str], Path]):
     directory = undisturbed("synchronous")
     assert [record.checkpoint for record in records(directory)] == ["step-0001", "step-0002", "step-0003"]
@@ -276,24 +188,6 @@ def test_one_update_plans_learns_saves_commits_and_publishes_in_this_order(world
         run.update(0, run.ready_groups())
         assert seen == ["plan_step", "update", "save", "commit_step", "publish", "check"]
         assert [status.policy_version for status in run.fleet.statuses()] == [1]
-
-
-def evaluation_last(hold_back: list[bool]) -> Callable[..., Any]:
-    """A claim that keeps the rollouts of evaluations back, unclaimed by the player, while `hold_back` says so."""
-    real, kept = SqliteStore.claim, list[Any]()
-
-    def claim(store: SqliteStore, worker: str, limit: int) -> Future[Any]:
-        found = real(store, worker, limit).result()
-        kept.extend(attempt for attempt in found if attempt.rollout_id.startswith("eval"))
-        given = [attempt for attempt in found if not attempt.rollout_id.startswith("eval")]
-        if not hold_back[0]:
-            given += kept
-            kept.clear()
-        result: Future[Any] = Future()
-        result.set_result(given)
-        return result
-
-    return claim
 
 
 def ready(run: Run, script: Any = by_name, groups: int = 2) -> None:
@@ -432,3 +326,18 @@ def test_D17_a_checkpoint_without_the_record_of_its_rollouts_is_an_error_that_na
         train(world, tmp_path, configuration())
     assert "put the record back" in raised.value.next_step
     assert len(kept) == STEPS and records(tmp_path) == []  # nothing was begun
+
+
+def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
+    world: World, tmp_path: Path, undisturbed: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+):
+    with playing(tmp_path / "store"):
+        with pytest.MonkeyPatch.context() as patch:
+            kill_at(PLACES["last checkpoint written"], patch)
+            with pytest.raises(Killed):
+                train(world, tmp_path, configuration())
+        damaged = tmp_path / "checkpoints" / f"step-{STEPS:04d}" / "optimizer.pt"
+        damaged.write_bytes(damaged.read_bytes()[:-7])
+        train(world, tmp_path, configuration())
+    assert f"step-{STEPS:04d}/optimizer.pt is damaged" in caplog.text
+    assert_same(tmp_path, undisturbed("synchronous"))
