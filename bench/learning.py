@@ -5,8 +5,7 @@ steps     tokens/s of a training step: padded, packed end to end, and as trees, 
 loops     tokens trained per second of wall time: synchronous, collocated and asynchronous, with straggling rollouts
 
 The last line is JSON: plan_fill, plan_imbalance, plan_100k_s, packed_over_padded, tree_over_packed, tree_of_ideal,
-collocated_over_sync, async_over_sync and more. Each
-part is a module of bench/learning_parts with `add_options` and `run`.
+collocated_over_sync, async_over_sync and more. Each part is a module of bench/learning_parts with `add_options` and `run`.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ def rate(kind: str, model: Path, directory: Path, arguments: argparse.Namespace)
         steps=arguments.loop_steps,
         groups_per_step=GROUPS,
         group_size=SIZE,
-        groups_in_flight=4 * GROUPS,
-        max_staleness=3,
+        groups_in_flight=3 * GROUPS,
+        max_staleness=2,
         eval_every=0,
     )
     config = RunConfig(
