@@ -63,6 +63,18 @@ def make_samples() -> list[Sample]:
     return [make_sample(number, length, rng) for number, length in enumerate((7, 19, 12, 30))]
 
 
+def make_branched_samples() -> list[Sample]:
+    """Samples that begin alike: s1, s2 and s3 with nine tokens, s2 and s3 with eleven, the last two of which both train."""
+    s0, *others = make_samples()
+    found = [s0]
+    for sample, begun in zip(others, (9, 11, 11), strict=True):
+        ids, trained = sample.token_ids.copy(), sample.trained.copy()
+        ids[:begun] = others[2].token_ids[:begun]
+        trained[:9], trained[9:begun], trained[-1] = False, True, True
+        found.append(msgspec.structs.replace(sample, token_ids=ids, trained=trained))
+    return found
+
+
 def make_learner(directory: Path, *, temperature: float = 1.0, run_steps: int = 0, **settings: Any) -> Learner:
     """A learner with a high learning rate and the given settings, as a run file has them."""
     config = convert(LearnerConfig, {"learning_rate": 1e-2, "warmup_steps": 2, **settings}, "run.toml")

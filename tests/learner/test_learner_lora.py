@@ -6,11 +6,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 import torch
-from learner_parts import ADVANTAGES, WEIGHTS, make_learner, same
+from learner_parts import ADVANTAGES, WEIGHTS, make_branched_samples, make_learner, same
 
 from whippletree.errors import ConfigurationError, StoreError
 from whippletree.learner import checkpoint
@@ -90,14 +88,8 @@ def test_a_restored_learner_with_adapters_makes_the_same_next_update(small_model
 
 @needs_peft
 @pytest.mark.parametrize("settings", [{}, {"precision": "bf16"}, {"activation_checkpointing": True}])
-def test_a_tree_and_single_rows_train_adapters_alike(small_model: Path, sample_batch: list[Sample], settings: dict[str, Any]):
-    """Samples behind one beginning, in one row of a tree and each in its own."""
-    head = sample_batch[3].token_ids[:9]
-    samples = [
-        msgspec.structs.replace(one, token_ids=np.concatenate([head, one.token_ids[9:]]))
-        for one in sample_batch
-        if one.trained.size > 9
-    ]
+def test_a_tree_and_single_rows_train_adapters_alike(small_model: Path, settings: dict[str, Any]):
+    samples = make_branched_samples()
     gradients: list[list[torch.Tensor]] = []
     tree = [build_row(samples, ADVANTAGES, WEIGHTS)]
     assert tree[0].branched

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from whippletree.errors import ConfigurationError
-from whippletree.learner.model import ModelOptions, load_model
+from whippletree.learner.model import ModelOptions, load_model, prepare_model
 from whippletree.learner.rows import build_row
 from whippletree.learner.scoring import row_logprobs, score
 from whippletree.types import Sample
@@ -54,6 +56,34 @@ def test_only_the_top_layers_train_when_asked(small_model: Path):
     assert not any(name.startswith(("model.layers.0.", "model.embed")) for name in trained)
     with pytest.raises(ConfigurationError, match="the model has 2 layers"):
         load_model(small_model, ModelOptions(train_top_layers=3))
+
+
+@pytest.mark.parametrize(
+    ("model", "norm"),
+    [
+        (transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4)), ".ln_f."),
+        (
+            transformers.OPTForCausalLM(
+                transformers.OPTConfig(
+                    vocab_size=61,
+                    hidden_size=32,
+                    ffn_dim=48,
+                    num_hidden_layers=2,
+                    num_attention_heads=4,
+                    word_embed_proj_dim=32,
+                )
+            ),
+            "",
+        ),
+    ],
+    ids=["gpt2", "opt"],
+)
+def test_layers_are_found_whatever_they_are_called(model: Any, norm: str):
+    prepare_model(model, ModelOptions(train_top_layers=1, activation_checkpointing=True, packing="single"))
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert any(".1." in name for name in trained)
+    assert not any(".0." in name or "embed" in name or "wte" in name for name in trained)
+    assert any(norm in name for name in trained)
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whippletree.errors import AlignmentError
-from whippletree.learner.rows import Row, build_row
+from whippletree.learner.rows import Row, build_row, by_sample, lay_column
 from whippletree.types import Sample
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=8), min_size=1, max_size=7)
@@ -94,8 +96,42 @@ def test_samples_are_laid_end_to_end_where_nothing_is_to_be_shared():
     assert torch.equal(row.targets, torch.tensor([2, 4]))
 
 
+def test_a_row_of_no_samples_is_one_token_without_a_target():
+    row = build_row([], {}, {}, shared=())
+    assert (row.token_ids.tolist(), row.positions.tolist(), row.exits.tolist(), row.parents.tolist()) == ([0], [0], [1], [-1])
+    assert len(row.targets) == len(row.weights) == len(row.samples) == 0
+    assert (row.sample_ids, row.branched, by_sample(row, row.weights)) == ((), False, {})
+    assert torch.equal(build_row([], {}, {}).token_ids, row.token_ids)
+
+
+@given(SEQUENCES, st.integers(0, 2**20))
+def test_a_column_taken_apart_by_sample_and_laid_again_is_the_same(sequences: list[list[int]], bits: int):
+    samples = [
+        made(number, ids, [i > 0 and bool(bits >> (i + 5 * number) & 1) for i in range(len(ids))])
+        for number, ids in enumerate(sequences)
+    ]
+    row = laid(samples)
+    apart = by_sample(row, row.sampler_logprobs)
+    assert {name: values.tolist() for name, values in apart.items()} == {
+        s.sample_id: s.logprobs[s.trained].tolist() for s in samples
+    }
+    assert torch.equal(lay_column(row, apart), row.sampler_logprobs)
+
+
+def test_some_targets_are_selected_with_all_their_columns():
+    row = laid([made(0, [1, 2, 3], [False, True, True]), made(1, [1, 2, 4], [False, True, False])])
+    row = replace(row, returns=torch.tensor([1.0, 2.0, 3.0]), teacher_top_ids=torch.tensor([[1, 2], [3, 4], [5, 6]]))
+    found = row.select(torch.tensor([True, False, True]))
+    assert (found.targets.tolist(), found.samples.tolist(), found.sampler_logprobs.tolist()) == ([1, 1], [0, 1], [-1.0, -101.0])
+    assert found.returns is not None and found.teacher_top_ids is not None
+    assert (found.returns.tolist(), found.teacher_top_ids.tolist()) == ([1.0, 3.0], [[1, 2], [5, 6]])
+    assert found.token_ids is row.token_ids and found.old_values is None
+
+
 def test_what_cannot_be_laid_is_refused():
     with pytest.raises(AlignmentError, match="s0 trains its first token"):
         laid([made(0, [1, 2], [True, False])])
     with pytest.raises(AlignmentError, match="s1 shares 3 tokens with one of 2"):
         laid([made(0, [1, 2], [False, True]), made(1, [1, 2, 3, 4], [False] * 3 + [True])], [0, 3])
+    with pytest.raises(AlignmentError, match="s1 does not begin with the 2 tokens that it is said to share"):
+        laid([made(0, [1, 2, 5], [False, True, True]), made(1, [1, 9, 3], [False] * 2 + [True])], [0, 2])

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from whippletree.errors import ConfigurationError
-from whippletree.learner.attention import Way
+from whippletree.learner.attention import Way, look, sees
 from whippletree.learner.model import ModelOptions, prepare_model
 from whippletree.learner.rows import build_row
 from whippletree.learner.runs import NAME
@@ -60,6 +60,19 @@ def build(name: str, dtype: torch.dtype, way: Way) -> Any:
     return prepare_model(model, ModelOptions(attention=way))
 
 
+def sample_of(number: int, ids: np.ndarray, trained: np.ndarray) -> Sample:
+    return Sample(
+        sample_id=f"s{number}",
+        rollout_id=f"r{number}",
+        group_id="g",
+        call_ids=(),
+        token_ids=ids.astype(np.int32),
+        trained=trained,
+        logprobs=np.where(trained, -1.0, 0.0).astype(np.float32),
+        versions=np.zeros(len(ids), np.int32),
+    )
+
+
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
     """Two trees and a sample of its own, longer than the windows; some train the same token."""
@@ -71,18 +84,7 @@ def samples() -> list[Sample]:
         ids = np.concatenate([begun, rng.integers(0, 61, 4 + number)]).astype(np.int32)
         trained = rng.random(len(ids)) < 0.5
         trained[0], trained[-1] = False, True
-        made.append(
-            Sample(
-                sample_id=f"s{number}",
-                rollout_id=f"r{number}",
-                group_id="g",
-                call_ids=(),
-                token_ids=ids,
-                trained=trained,
-                logprobs=np.where(trained, -1.0, 0.0).astype(np.float32),
-                versions=np.zeros(len(ids), np.int32),
-            )
-        )
+        made.append(sample_of(number, ids, trained))
     return made
 
 
@@ -122,6 +124,27 @@ def test_a_tree_gives_each_samples_own_logprobs_and_gradients(name: str, dtype: 
     torch.testing.assert_close(found.to(dtype), expected, **precise)
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, **precise)
+
+
+def test_block_masks_hold_what_tokens_see_and_leave_out_blocks_that_nobody_sees():
+    """The masks that FlexAttention would run with; running it is left to machines that can."""
+    model = build("qwen3, one sliding layer", torch.float32, "dense")
+    rng = np.random.default_rng(5)
+    trunk = rng.integers(0, 61, 150)
+    made = [sample_of(n, np.concatenate([trunk, rng.integers(0, 61, 140)]), np.arange(290) > 200) for n in range(3)]
+    ones = {sample.rollout_id: 1.0 for sample in made} | {sample.sample_id: 1.0 for sample in made}
+    row = build_row(made, ones, ones)
+    index = torch.arange(len(row.token_ids))
+    model.config._attn_implementation = "flex_attention"
+    masks = look(model, row)["attention_mask"]
+    assert set(masks) == {"full_attention", "sliding_attention"}
+    for kind, block_mask in masks.items():
+        seen = sees(row, kind, model.config)(index[:, None], index[None, :])
+        assert torch.equal(block_mask.mask_mod(0, 0, index[:, None], index[None, :]), seen)
+        padded = torch.nn.functional.pad(seen, (0, -len(index) % 128, 0, -len(index) % 128))
+        blocks = padded.unflatten(0, (-1, 128)).unflatten(2, (-1, 128)).any(3).any(1)
+        assert torch.equal(block_mask.to_dense()[0, 0].bool(), blocks)
+        assert int(blocks.sum()) < len(blocks) * (len(blocks) + 1) // 2  # fewer than merely causal ones
 
 
 @pytest.mark.parametrize("name", MODELS)

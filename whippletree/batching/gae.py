@@ -35,7 +35,8 @@ Places = npt.NDArray[np.intp]
 
 
 class Path(msgspec.Struct, kw_only=True, frozen=True):
-    """One sample as the critic sees it. Columns have shape [L]. `values`: what the critic expects before each token;
+    """One sample as the critic sees it. Columns have shape [L]; context may be left out of them, and then all is trained (the
+    learner's columns of targets are such). `values`: what the critic expects before each token;
     `trained`: tokens that this sample trains; `calls`: number of the call that sampled the token, rising along the sample
     (anything in context). `reward` comes with the last step; `call_rewards`, by number of the call, with that call's last (one
     that trains nothing here earns nothing here).

@@ -8,7 +8,7 @@ Ranks run their rows in step: in each micro-batch all wait for the slowest. So r
 dearest to the cheapest, and within it the dearest goes to the rank that has had the least. The number of rows is the least
 multiple of the number of ranks that the samples fit into; what remains are rows without samples.
 
-Invariants (tests/batching/test_batching_ranks.py):
+Invariants (tests/batching/test_batching_ranks.py, test_batching_forests.py):
 - every sample is in exactly one row of one rank; none is dropped, copied or cut, for any number of samples and ranks;
 - a tree is laid with the samples before it that `shared` counts on, in the same row;
 - a rollout is within one update; there are as many updates as configured, and their numbers of rollouts differ by at most 1;

@@ -43,7 +43,7 @@ Way = Literal["auto", "runs", "flex", "dense"]
 PROBE = ((3, 5, 7, 9, 11, 4), (3, 5, 7, 9, 2, 6, 8), (3, 5, 1), (10, 12, 14, 3))
 """Token ids of the samples that a model is tried on: a tree of three, and one that shares nothing."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-"""Largest difference of logprobs that counts as rounding: a wrong mask is off by far more."""
+"""Largest difference of logprobs (in half precision: mean) that counts as rounding: a wrong mask is off by far more."""
 
 
 def layer_kinds(model: Any) -> tuple[str, ...]:
@@ -74,12 +74,12 @@ def sees(row: Row, kind: Kind, config: Any) -> Sees:
 
 
 def look(model: Any, row: Row) -> dict[str, Any]:
-    """What to tell the model of who sees whom in a row: arguments of its forward. A row of a single sample is plainly causal.
+    """What to tell the model of who sees whom in a row: arguments of its forward. One sample alone is plainly causal.
 
     Raises ConfigurationError for a model with a kind of layer that sees more than its mask.
     """
     by_runs = model.config._attn_implementation == runs.NAME
-    if len(row.sample_ids) == 1 and not by_runs:
+    if len(row.sample_ids) <= 1 and not by_runs:
         return {"attention_mask": None}
     kinds = layer_kinds(model)
     unknown = [kind for kind in kinds if kind not in KINDS]
@@ -150,17 +150,19 @@ def check_rows(
     row = build_row(samples, names, names, shared=None if share else [0] * len(samples))
     by_id = {sample.sample_id: sample for sample in samples}
     with torch.no_grad():
-        alone = torch.cat([logprobs(model, build_row([by_id[name]], names, names)) for name in row.sample_ids])
         try:
+            alone = torch.cat([logprobs(model, build_row([by_id[name]], names, names)) for name in row.sample_ids])
             found = logprobs(model, row)
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise ConfigurationError(f"this model cannot compute a row of several samples: {error}", _INSTEAD) from error
-    worst = float((found - alone).abs().max())
-    limit = TOLERANCE[dtype or model.dtype]
-    if not worst <= limit:
+    precision = dtype or model.dtype
+    apart = (found - alone).abs()
+    off = float(apart.mean() if precision in (torch.bfloat16, torch.float16) else apart.max())
+    limit = TOLERANCE[precision]
+    if not off <= limit:
         what = "shared beginnings" if share else "several samples"
         raise ConfigurationError(
-            f"with {what} in a row this model's logprobs are off by {worst:.2g} (at most {limit:g})", _INSTEAD
+            f"with {what} in a row this model's logprobs are off by {off:.2g} (at most {limit:g})", _INSTEAD
         )
 
 

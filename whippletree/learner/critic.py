@@ -35,7 +35,7 @@ class Critic:
         self.bf16 = options.bf16
         self.model: Any = None
         if isinstance(config, ModelCritic):
-            self.model = load_model(Path(config.path) if config.path else directory, options.as_scorer())
+            self.model = load_model(Path(config.path) if config.path else directory, options.whole())
             self.model.get_output_embeddings().requires_grad_(self.model.config.get_text_config().tie_word_embeddings)
         self.head = torch.nn.Linear(int(policy.config.get_text_config().hidden_size), 1)
         torch.nn.init.zeros_(self.head.weight)

@@ -40,9 +40,9 @@ class ModelOptions(Struct):
     train_top_layers: int = 0
     lora: LoRAConfig = LoRAConfig()
 
-    def as_scorer(self) -> ModelOptions:
-        """The same rows for a model of which nothing is trained in part."""
-        return msgspec.structs.replace(self, activation_checkpointing=False, train_top_layers=0, lora=LoRAConfig())
+    def whole(self) -> ModelOptions:
+        """The same for a model that trains whole or not at all."""
+        return msgspec.structs.replace(self, train_top_layers=0, lora=LoRAConfig())
 
 
 def load_model(directory: Path, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
@@ -65,7 +65,7 @@ def load_model(directory: Path, options: ModelOptions = ModelOptions()) -> Any: 
 
 def load_frozen(directory: Path, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
     """A model that only scores: a reference or a teacher. Raises ConfigurationError."""
-    return load_model(directory, options.as_scorer()).requires_grad_(False)
+    return load_model(directory, options.whole()).requires_grad_(False)
 
 
 def prepare_model(model: Any, options: ModelOptions = ModelOptions()) -> Any:  # noqa: B008 - immutable
@@ -93,13 +93,15 @@ def _logprobs_bf16(model: Any, row: Row) -> torch.Tensor:
     return score_row(model, row, ScoreOptions(1.0, bf16=True)).logprobs
 
 
-def _layers(model: Any) -> list[Any]:
-    """The model's layers from the bottom up, whatever the family calls them. Raises ConfigurationError where there are none."""
+def _layers(model: Any) -> tuple[Any, Any]:
+    """The module that holds the list of layers, and that list, whatever the family calls them. Raises ConfigurationError where
+    there is none."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    for child in model.base_model.children():
-        if isinstance(child, torch.nn.ModuleList) and all(isinstance(layer, GradientCheckpointingLayer) for layer in child):
-            return list(child)
+    for parent in model.base_model.modules():
+        for child in parent.children():
+            if isinstance(child, torch.nn.ModuleList) and all(isinstance(one, GradientCheckpointingLayer) for one in child):
+                return parent, child
     raise ConfigurationError(
         f"{type(model).__name__} has no list of layers", "leave learner.train_top_layers and activation_checkpointing off"
     )
@@ -107,19 +109,18 @@ def _layers(model: Any) -> list[Any]:
 
 def _recompute_activations(model: Any) -> None:
     """Layers keep only their inputs; the backward pass computes what is inside them again."""
-    for layer in _layers(model):
+    for layer in _layers(model)[1]:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _freeze_below(model: Any, top: int) -> None:
     """Train the `top` layers and what comes behind them (the last norm)."""
-    layers = _layers(model)
+    parent, layers = _layers(model)
     if top > len(layers):
         raise ConfigurationError(f"learner.train_top_layers = {top}, but the model has {len(layers)} layers", "lower it")
     model.requires_grad_(False)
     for layer in layers[len(layers) - top :]:
         layer.requires_grad_(True)
-    children = list(model.base_model.children())
-    behind = next(n for n, child in enumerate(children) if isinstance(child, torch.nn.ModuleList) and layers[0] in list(child))
-    for child in children[behind + 1 :]:
+    children = list(parent.children())
+    for child in children[children.index(layers) + 1 :]:
         child.requires_grad_(True)

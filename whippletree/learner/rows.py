@@ -13,7 +13,8 @@ Invariants (tests/learner/test_rows.py):
 - what a token sees is its own path, and its position is its depth there;
 - every trained token of every sample is one target; two samples that trained the same token of a tree are two targets;
 - a target's columns are those of its own sample, and `select` keeps them together;
-- a column of targets, taken apart by sample and laid again, is the same column.
+- a column of targets, taken apart by sample and laid again, is the same column;
+- a row of no samples has one token and no target, so it can be computed and weighs nothing.
 """
 
 from __future__ import annotations
@@ -89,13 +90,16 @@ def build_row(
 
     `shared[k]`: how many tokens sample k has in common with sample k - 1, which lie there already; the samples must then be in
     prefix order (batching/trees.py), and 0s lay them end to end. Left out: they are put into that order, and all is shared.
-    Raises AlignmentError for a trained first token, which no token predicts.
+    A row of no samples, which a rank runs so that others need not wait for ever, is one token without a target. Raises
+    AlignmentError for a trained first token, which no token predicts, and for samples that do not share what they should.
     """
     if shared is None:
         by_id = {sample.sample_id: sample for sample in samples}
         order = prefix_order({sample.sample_id: sample.token_ids for sample in samples})
         samples, shared = [by_id[name] for name in order.names], order.shared
     forest = _Forest()
+    if not samples:
+        forest.add_nothing()
     for sample, common in zip(samples, shared, strict=True):
         forest.add(sample, common)
     trained = [np.flatnonzero(sample.trained) for sample in samples]
@@ -111,7 +115,7 @@ def build_row(
         positions=torch.as_tensor(np.concatenate(forest.positions)),
         exits=torch.as_tensor(forest.exits()),
         parents=torch.as_tensor(np.concatenate(forest.parents)),
-        targets=of_targets([path[own] for path, own in zip(forest.paths, trained, strict=True)], torch.long),
+        targets=of_targets([path[own] for path, own in zip(forest.paths, trained, strict=bool(samples))], torch.long),
         samples=repeated(list(range(len(samples))), torch.long),
         sampler_logprobs=of_targets([s.logprobs[own] for s, own in zip(samples, trained, strict=True)], torch.float32),
         versions=of_targets([s.versions[own] for s, own in zip(samples, trained, strict=True)], torch.long),
@@ -150,6 +154,7 @@ class _Forest:
         self.parents: list[npt.NDArray[np.int64]] = []
         self.paths: list[npt.NDArray[np.int64]] = []
         self._ends: list[int] = []
+        self._before = np.zeros(0, np.int32)
         self._length = 0
 
     def add(self, sample: Sample, common: int) -> None:
@@ -163,6 +168,11 @@ class _Forest:
             raise AlignmentError(
                 f"sample {sample.sample_id} shares {common} tokens with one of {len(begun)}", "sort the samples"
             )
+        if common and not np.array_equal(sample.token_ids[:common], self._before[:common]):
+            raise AlignmentError(
+                f"sample {sample.sample_id} does not begin with the {common} tokens that it is said to share", "plan it anew"
+            )
+        self._before = sample.token_ids
         self.token_ids.append(sample.token_ids[common:])
         self.positions.append(np.arange(common, len(sample.token_ids)))
         parents = new - 1
@@ -171,6 +181,15 @@ class _Forest:
         self.paths.append(np.concatenate([begun, new]))
         self._length += len(new)
         self._ends.append(self._length)
+
+    def add_nothing(self) -> None:
+        """One token that belongs to no sample."""
+        self.token_ids.append(np.zeros(1, np.int32))
+        self.positions.append(np.zeros(1, np.int64))
+        self.parents.append(np.full(1, -1))
+        self.paths.append(np.zeros(1, np.int64))
+        self._length = 1
+        self._ends.append(1)
 
     def exits(self) -> npt.NDArray[np.int64]:
         """A token's subtree ends where the last sample that holds it ends."""

@@ -115,7 +115,7 @@ def best_tokens(model: Any, row: Row, options: ScoreOptions, count: int) -> tupl
     hidden = predicting_states(model, row, bf16=options.bf16)
     count = min(count, int(model.config.get_text_config().vocab_size))
     ids, logprobs = [], []
-    for start in range(0, len(hidden), options.logit_tokens):
+    for start in range(0, max(1, len(hidden)), options.logit_tokens):
         piece = hidden[start : start + options.logit_tokens]
         found = torch.log_softmax(head(model, piece) / options.temperature, -1).topk(count)
         ids.append(found.indices)

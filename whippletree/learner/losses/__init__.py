@@ -1,1 +1,1 @@
-"""Losses of the learner: one function each, over per-token tensors. docs/learner.md has their formulas."""
+"""Losses of the learner: one function each, over per-token tensors. docs/formulas.md has their formulas."""
