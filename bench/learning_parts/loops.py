@@ -91,7 +91,6 @@ def rate(kind: str, model: Path, directory: Path, arguments: argparse.Namespace)
         groups_per_step=GROUPS,
         group_size=SIZE,
         groups_in_flight=3 * GROUPS,
-        max_staleness=2,
         eval_every=0,
     )
     config = RunConfig(

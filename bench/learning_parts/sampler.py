@@ -62,7 +62,9 @@ def workload(rollout_id: str, seconds: float) -> list[Turn]:
     return [Turn(tokens=draw.randint(8, 24), tool_seconds=seconds * draw.lognormvariate(0.0, 0.8)) for _ in range(turns)]
 
 
-async def repeat(store: Store, url: str, secret: bytes, spec: SamplerSpec, attempt: Attempt, web: aiohttp.ClientSession) -> None:
+async def repeat(
+    store: Store, url: str, secret: bytes, spec: SamplerSpec, attempt: Attempt, web: aiohttp.ClientSession
+) -> None:
     """One rollout to its end. Every other member of a group succeeds."""
     headers = {"Authorization": f"Bearer {mint(secret, attempt.rollout_id, attempt.attempt)}"}
     messages = [{"role": "system", "content": "Work."}, {"role": "user", "content": attempt.rollout_id[:6]}]
@@ -101,9 +103,7 @@ async def serve(spec: SamplerSpec) -> None:
                     task.result()
                 if room := spec.slots - len(under_way):
                     claimed = await asyncio.wrap_future(store.claim("controller/host-0", room))
-                    under_way |= {
-                        asyncio.create_task(repeat(store, url, secret, spec, attempt, web)) for attempt in claimed
-                    }
+                    under_way |= {asyncio.create_task(repeat(store, url, secret, spec, attempt, web)) for attempt in claimed}
                 await asyncio.sleep(0.02)
 
 
