@@ -52,6 +52,8 @@ class Collector:
         self._records = records
         self._beside = beside
         self._verdicts: dict[str, str] = {}
+        self._planned: set[str] = set()
+        self._steps_seen = 0
 
     def progress(self) -> Progress:
         """Where the groups stand."""
@@ -95,11 +97,14 @@ class Collector:
 
     def _wait(self, step: int, oldest_first: bool) -> Mixed | None:
         """Block until there is a batch, or another group was dropped, which may have to be replaced (None)."""
-        dropped = self._dropped()
-        self._watch.until(
-            lambda: self._choose(step, oldest_first) is not None or self._dropped() > dropped, beside=self._beside
-        )
-        return self._choose(step, oldest_first)
+        before = _dropped(self._complete())
+
+        def over() -> bool:
+            complete = self._complete()
+            return self._choose(complete, step, oldest_first) is not None or _dropped(complete) > before
+
+        self._watch.until(over, beside=self._beside)
+        return self._choose(self._complete(), step, oldest_first)
 
     @property
     def _sampling(self) -> Sampling:
@@ -111,20 +116,19 @@ class Collector:
         end = (step + 1) * size if until is None else until
         return quotas(step * size, max(end, step * size), [source.share for source in self._sources])
 
-    def _choose(self, step: int, oldest_first: bool) -> Mixed | None:
+    def _choose(self, complete: Sequence[CompleteGroup], step: int, oldest_first: bool) -> Mixed | None:
         wanted = {source.name: quota for source, quota in zip(self._sources, self._quotas(step), strict=True)}
-        ready = self._complete()
         if oldest_first:
-            ready = sorted(ready, key=lambda group: (len(group.group_id), group.group_id))
-        return mix(ready, wanted, most_dropped=self._config.loop.replace_at_most)
+            complete = sorted(complete, key=lambda group: (len(group.group_id), group.group_id))
+        return mix(complete, wanted, most_dropped=self._config.loop.replace_at_most)
 
     def _demands(self, groups: Mapping[str, list[Rollout]], *, until: int, step: int, ahead: bool) -> list[Demand]:
         kept: dict[str, int] = defaultdict(int)
         for group in self._complete():
             kept[group.source] += not group.dropped
         underway: dict[str, int] = defaultdict(int)
-        for name in self.progress().open:
-            underway[groups[name][0].spec.source] += 1
+        for members in self._untrained().values():
+            underway[members[0].spec.source] += not all(rollout.terminal for rollout in members)
         here, window = self._quotas(step), self._quotas(step, until)
         return [
             Demand(
@@ -137,16 +141,21 @@ class Collector:
             for index, source in enumerate(self._sources)
         ]
 
+    def _untrained(self) -> dict[str, list[Rollout]]:
+        """Groups that are in no step yet: few, however long the run is."""
+        if self._steps_seen != len(self._records):
+            self._planned = {name for record in self._records.values() for name in record.rollout_ids}
+            self._steps_seen = len(self._records)
+        return by_group(rollout for name, rollout in self._watch.rollouts.items() if name not in self._planned)
+
     def _complete(self) -> list[CompleteGroup]:
         """Groups that are complete and in no step yet, in order of completion."""
-        groups = by_group(self._watch.rollouts.values())
+        groups = self._untrained()
+        ready = progress((rollout for members in groups.values() for rollout in members), ()).ready
         return [
             CompleteGroup(group_id=name, source=groups[name][0].spec.source, dropped=self._verdict(groups[name]))
-            for name in self.progress().ready
+            for name in ready
         ]
-
-    def _dropped(self) -> int:
-        return sum(bool(group.dropped) for group in self._complete())
 
     def _verdict(self, group: Sequence[Rollout]) -> str:
         """Why the filters drop a complete group; "" for one that they keep, and where dropped ones are not replaced."""
@@ -189,3 +198,7 @@ class Collector:
                 passed = sum(reward >= self._config.batching.passing for reward in rewards)
                 found[group[0].spec.task_id].append(passed / len(rewards))
         return found
+
+
+def _dropped(groups: Sequence[CompleteGroup]) -> int:
+    return sum(bool(group.dropped) for group in groups)
