@@ -2,9 +2,10 @@
 
 planner   fill, imbalance of ranks and CPU seconds of the packing plan at 1,000, 10,000 and 100,000 samples
 steps     tokens/s of a training step: padded, packed end to end, and as trees, against the ideal
+loops     tokens trained per second of wall time: synchronous, collocated and asynchronous, with straggling rollouts
 
-The last line is JSON: plan_fill, plan_imbalance, plan_100k_s, packed_over_padded, tree_over_packed, tree_of_ideal and more.
-Each part is a module of bench/learning_parts with `add_options` and `run`.
+The last line is JSON: plan_fill, plan_imbalance, plan_100k_s, packed_over_padded, tree_over_packed, tree_of_ideal,
+collocated_over_sync, async_over_sync and more. Each part is a module of bench/learning_parts with `add_options` and `run`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import os
 import platform
 from types import ModuleType
 
-from learning_parts import planner, steps
+from learning_parts import loops, planner, steps
 
-PARTS: dict[str, ModuleType] = {"planner": planner, "steps": steps}
+PARTS: dict[str, ModuleType] = {"planner": planner, "steps": steps, "loops": loops}
 
 
 def main() -> None:

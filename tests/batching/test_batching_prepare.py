@@ -189,7 +189,6 @@ def test_every_setting_is_documented_and_a_configuration_survives_the_run_file()
     shipped = {kind for kind in vars(config_module).values() if isinstance(kind, type) and issubclass(kind, Config)}
     arguments = {  # of functions, in no run file
         config_module.CallAdvantageConfig,
-        config_module.GaeConfig,
         config_module.PackingConfig,
         config_module.CostConfig,
     }

@@ -28,12 +28,12 @@ SETTINGS = (
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts runs that do not outlive a test that failed."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(directory: Path) -> subprocess.Popen[str]:
-        processes.append(parts.start(directory, *SETTINGS))
+    def start(directory: Path, *more: str) -> subprocess.Popen[str]:
+        processes.append(parts.start(directory, *SETTINGS, *more))
         return processes[-1]
 
     yield start
@@ -61,7 +61,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def test_each_process_may_be_killed_in_mid_run(tmp_path: Path, started: Callable[[Path], subprocess.Popen[str]]):
+def test_each_process_may_be_killed_in_mid_run(tmp_path: Path, started: Callable[..., subprocess.Popen[str]]):
     directory = tmp_path / "run"
     process = started(directory)
     for number, name in enumerate(("engine", "gateway", "pool_host", "learner", "controller"), start=1):
@@ -79,9 +79,10 @@ def test_each_process_may_be_killed_in_mid_run(tmp_path: Path, started: Callable
     parts.assert_trained_once(directory, STEPS)
 
 
-def test_a_killed_run_leaves_nothing_and_resumes(tmp_path: Path, started: Callable[[Path], subprocess.Popen[str]]):
+@pytest.mark.parametrize("kind", ["synchronous", "collocated", "asynchronous"])
+def test_a_killed_run_leaves_nothing_and_resumes(tmp_path: Path, started: Callable[..., subprocess.Popen[str]], kind: str):
     directory = tmp_path / "run"
-    process = started(directory)
+    process = started(directory, f"loop.kind={kind}")
     parts.wait_for(lambda: parts.updates(directory) >= 3, process, directory)
     own = descendants(process.pid)
     os.kill(process.pid, signal.SIGKILL)
@@ -95,7 +96,7 @@ def test_a_killed_run_leaves_nothing_and_resumes(tmp_path: Path, started: Callab
     parts.assert_trained_once(directory, STEPS)
 
 
-def test_ctrl_c_stops_cleanly_and_the_run_resumes(tmp_path: Path, started: Callable[[Path], subprocess.Popen[str]]):
+def test_ctrl_c_stops_cleanly_and_the_run_resumes(tmp_path: Path, started: Callable[..., subprocess.Popen[str]]):
     directory = tmp_path / "run"
     process = started(directory)
     parts.wait_for(lambda: parts.updates(directory) >= 2, process, directory)

@@ -9,8 +9,9 @@ import pytest
 from loop_parts import Turn, play
 
 from whippletree.errors import ConflictError
-from whippletree.loop.evaluation import Heldout, evaluation_specs, finish, summarise
+from whippletree.loop.evaluation import Evaluations, Heldout, evaluation_specs, summarise
 from whippletree.loop.groups import progress
+from whippletree.loop.metrics import Log
 from whippletree.loop.watch import Watch
 from whippletree.store import SqliteStore, open_store
 from whippletree.types import CauseClass, RolloutSpec, Sampling, StepRecord
@@ -75,24 +76,61 @@ def test_evaluation_rollouts_are_never_trained(store: SqliteStore):
         store.plan_step(StepRecord(step=0, rollout_ids=names, policy_version=1)).result()
 
 
-def test_what_is_not_over_at_the_limit_is_cancelled_counted_and_said(store: SqliteStore, caplog: pytest.LogCaptureFixture):
-    store.create_rollouts(specs()).result()
-    names = [spec.rollout_id for spec in specs()]
+def begun(store: SqliteStore, directory: Path, *, limit: float = 0.0, step: int = 3) -> Evaluations:
+    found = Evaluations(Watch(store, "eval", stall_limit=60.0), Log(directory), limit=limit)
+    found.adopt()
+    found.begin(specs(step), step=step, policy_version=7)
+    return found
+
+
+def test_what_is_not_over_at_the_limit_is_cancelled_counted_and_said(
+    store: SqliteStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    found = begun(store, tmp_path, limit=0.3)
     play(store, lambda _: ([TURN], 1.0), limit=1)
     store.claim("controller/host-0", 1).result()  # and one is under way, two wait
-    done = finish(Watch(store, "eval", stall_limit=60.0), names, 0.3)
-    assert [rollout.spec.rollout_id for rollout in done] == sorted(names)
-    assert sorted(rollout.cause.cause for rollout in done if rollout.cause) == [CauseClass.CANCELLED] * 3
-    assert all("0.3 s, loop.eval_limit" in rollout.cause.message for rollout in done if rollout.cause)
-    line = summarise(store, done, step=3, policy_version=7, seconds=0.3)
-    assert (line.valid, line.failed, line.cut, line.success) == (1, 0, 3, 1.0)
+    found.finish()
+    causes = [rollout.cause for rollout in store.rollouts() if rollout.cause]
+    assert [cause.cause for cause in causes] == [CauseClass.CANCELLED] * 3
+    assert all("0.3 s, loop.eval_limit" in cause.message for cause in causes)
+    (line,) = Log(tmp_path).evals()
+    assert (line.valid, line.failed, line.cut, line.success, line.success_of_all) == (1, 0, 3, 1.0, 0.25)
     assert "3 of 4 evaluation rollouts were not over after 0.3 s" in caplog.text
-    again = finish(Watch(store, "eval", stall_limit=60.0), names, 0.3)  # a learner that was killed before it wrote the line
-    assert again == done
 
 
-def test_without_a_limit_an_evaluation_waits_for_the_last(store: SqliteStore):
-    store.create_rollouts(specs()).result()
+def test_without_a_limit_an_evaluation_waits_for_the_last(store: SqliteStore, tmp_path: Path):
+    found = begun(store, tmp_path)
     play(store, lambda _: ([TURN], 0.0))
-    done = finish(Watch(store, "eval", stall_limit=60.0), [spec.rollout_id for spec in specs()], 0.0)
-    assert {rollout.state for rollout in done} == {"succeeded"}
+    found.finish()
+    assert {rollout.state for rollout in store.rollouts()} == {"succeeded"}
+    assert [line.valid for line in Log(tmp_path).evals()] == [4]
+
+
+def test_looking_never_waits_and_writes_the_line_when_all_are_over(store: SqliteStore, tmp_path: Path):
+    found = begun(store, tmp_path)
+    assert found.look()  # they were created
+    play(store, lambda _: ([Turn((1, 2), (3,), prefix_break="first", version=7)], 1.0), limit=2)
+    assert found.look() and Log(tmp_path).evals() == []
+    assert not found.look()
+    play(store, lambda _: ([Turn((1, 2), (3,), prefix_break="first", version=8)], 1.0))
+    found.look()
+    (line,) = Log(tmp_path).evals()
+    assert (line.step, line.policy_version, line.versions, line.valid) == (3, 7, (7, 8), 4)
+    assert found.pending == ()
+
+
+def test_one_that_is_late_is_cut_by_looking_too(store: SqliteStore, tmp_path: Path):
+    found = begun(store, tmp_path, limit=1e-9)
+    found.look()
+    assert [line.cut for line in Log(tmp_path).evals()] == [4]
+
+
+def test_what_a_killed_process_began_is_ended_by_the_next(store: SqliteStore, tmp_path: Path):
+    begun(store, tmp_path, step=0)
+    again = begun(store, tmp_path, step=3)
+    assert again.pending == (0, 3)
+    play(store, lambda _: ([TURN], 1.0))
+    again.finish()
+    assert [(line.step, line.valid) for line in Log(tmp_path).evals()] == [(0, 4), (3, 4)]
+    begun(store, tmp_path, step=3)
+    assert len(store.rollouts()) == 8  # one that has its line is not begun again

@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whippletree.loop.groups import SourceTasks, group_id, make_group, pick_source, pick_task, progress
+from whippletree.loop.groups import SourceTasks, capacity, group_id, make_group, progress
 from whippletree.types import Rollout, RolloutSpec, RolloutState, Sampling, StepRecord
 
 SOURCE = SourceTasks(name="a", tasks=tuple((f"t{n}", f"/t/{n}") for n in range(5)), harness="mini-swe-agent")
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 60))
-def test_each_source_gets_its_share_to_within_one(shares: list[int], groups: int):
-    counts = Counter(pick_source(number, shares)[0] for number in range(groups))
-    for index, share in enumerate(shares):
-        assert abs(counts[index] - groups * share / sum(shares)) < 1 + 1e-9
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 40))
-def test_turns_of_a_source_count_up_without_gaps(shares: list[int], groups: int):
-    seen: dict[int, list[int]] = {}
-    for number in range(groups):
-        source, turn = pick_source(number, shares)
-        seen.setdefault(source, []).append(turn)
-    assert all(turns == list(range(len(turns))) for turns in seen.values())
-
-
-def test_a_task_comes_again_only_after_all_others():
-    picks = [pick_task(SOURCE, turn, 7)[0] for turn in range(10)]
-    assert sorted(picks[:5]) == sorted(picks[5:]) == ["t0", "t1", "t2", "t3", "t4"]
-    assert picks == [pick_task(SOURCE, turn, 7)[0] for turn in range(10)]
-    assert picks != [pick_task(SOURCE, turn, 8)[0] for turn in range(10)]
-
-
 def test_a_group_is_one_task_under_one_harness():
-    specs = make_group(3, [SOURCE], size=4, seed=1, step=0, sampling=Sampling(), max_attempts=2)
+    specs = make_group(3, SOURCE, "t2", size=4, step=0, sampling=Sampling(), max_attempts=2)
     assert len({spec.rollout_id for spec in specs}) == 4
     assert {spec.group_id for spec in specs} == {group_id(3)}
-    assert len({(spec.task_id, spec.harness) for spec in specs}) == 1
+    assert {(spec.task_id, spec.task_path, spec.harness) for spec in specs} == {("t2", "/t/2", "mini-swe-agent")}
+
+
+@given(st.integers(0, 5), st.integers(1, 6), st.integers(1, 30))
+def test_groups_taken_in_the_order_of_their_start_are_never_too_old(staleness: int, size: int, updates: int):
+    """Started as early as the rule allows, update by update: the version difference is at most max_staleness."""
+    started_at: list[int] = []
+    for version in range(updates):
+        most = capacity(version, staleness, size)
+        started_at += [version] * (most - len(started_at))
+        batch = started_at[version * size : (version + 1) * size]
+        assert len(batch) == size  # the rule never starves an update
+        assert all(version - started <= staleness for started in batch)
 
 
 def rollout(group: int, member: int, state: RolloutState, updated: float) -> Rollout:

@@ -13,6 +13,7 @@ from loop_parts import SECRET, Ending, Turn, World, by_name, playing
 
 from whippletree.errors import ConfigurationError
 from whippletree.loop.config import LoopSection, RunConfig, SourceSection
+from whippletree.loop.curriculum import CurriculumConfig
 from whippletree.loop.layout import Layout, Services
 from whippletree.loop.learning import learn, resolve_sources, summarise
 from whippletree.loop.metrics import Log, Summary
@@ -61,7 +62,7 @@ def read_summary(layout: Layout) -> Summary:
     return msgspec.json.decode(layout.summary.read_bytes(), type=Summary)
 
 
-@pytest.mark.parametrize("kind", ["synchronous", "collocated"])
+@pytest.mark.parametrize("kind", ["synchronous", "collocated", "asynchronous"])
 def test_a_run_ends_with_its_summary(world: World, tmp_path: Path, kind: str):
     layout = started(world, tmp_path)
     with playing(layout.store):
@@ -120,6 +121,11 @@ def test_a_run_that_was_never_started_is_refused(world: World, tmp_path: Path):
 
 def test_sources_are_checked_before_anything_runs(world: World, tmp_path: Path):
     config = configuration(world)
+    drawn = [msgspec.structs.replace(config.sources[0], curriculum=CurriculumConfig(low=0.1))]
+    assert (
+        resolve_sources(msgspec.structs.replace(config, sources=drawn), Layout(tmp_path))[0][0].curriculum
+        == drawn[0].curriculum
+    )
     sources, heldout = resolve_sources(config, Layout(tmp_path))
     assert ([source.name for source in sources], len(heldout)) == (["trail"], 2)
     with pytest.raises(ConfigurationError, match="two sources are named trail"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
-from loop_parts import HELDOUT, World, opened_run, playing
+from loop_parts import HELDOUT, World, by_name, opened_run, playing
 
 from whippletree.batching import BatchingConfig
 from whippletree.batching.config import AdvantageConfig, EfficiencyHook, FunctionHook, PassRateFilter
@@ -17,6 +19,7 @@ from whippletree.loop.learning import learn
 from whippletree.loop.metrics import Log
 from whippletree.loop.sources import TrailTasks
 from whippletree.store import open_store
+from whippletree.types import RolloutSpec
 
 
 def configuration(batching: BatchingConfig) -> RunConfig:
@@ -41,6 +44,7 @@ def test_what_the_run_file_asks_for_is_done_and_recorded(world: World, tmp_path:
         synchronous.train(run)
     (line,) = Log(tmp_path).steps()
     assert line.reward_mean == 0.5
+    assert line.groups_by_source == {"s": 2}
     assert line.shaping == {"efficiency": pytest.approx(0.5 * 0.75 / 2)}  # two calls of eight, and half of them succeeded
     assert (line.groups_dropped, line.samples_left_out) == ({}, {})
     with open_store(tmp_path / "store") as store:
@@ -50,6 +54,23 @@ def test_what_the_run_file_asks_for_is_done_and_recorded(world: World, tmp_path:
             assert len(events) == (1 if rollout.reward else 0)
     assert len(trained) == 4
     assert Log(tmp_path).to_parquet().exists()
+
+
+def test_a_batch_says_why_it_has_not_a_sources_share(world: World, tmp_path: Path):
+    def solved(spec: RolloutSpec) -> Any:
+        return by_name(spec)[0], 1.0
+
+    config = configuration(BatchingConfig())
+    loop = msgspec.structs.replace(config.loop, replace_dropped=True, replace_at_most=2)
+    config = msgspec.structs.replace(config, loop=loop)
+    with playing(tmp_path / "store", solved), opened_run(world, tmp_path, config) as run:
+        run.restore()
+        synchronous.train(run)
+    (line,) = Log(tmp_path).steps()
+    assert line.groups_by_source == {}
+    assert line.groups_dropped == {"zero-advantage: equal_rewards": 4}
+    assert line.alarms[0].startswith("source s has 0 of 2 groups: 4 were dropped by the filters")
+    assert (line.samples, line.tokens_trained) == (8, 0)
 
 
 def test_a_function_that_is_not_there_stops_the_learner_before_anything_runs(tmp_path: Path):

@@ -11,48 +11,21 @@ import msgspec
 import pytest
 import torch
 from loop_parts import HELDOUT, World, by_name, opened_run, play, playing
+from run_parts import STEPS, configuration, train
 
 from whippletree.engines.embedded.client import EmbeddedEngine
 from whippletree.errors import DivergedError, StoreError, WeightMismatch, WhippletreeError
 from whippletree.learner import checkpoint
-from whippletree.learner.config import LearnerConfig
 from whippletree.learner.learner import Learner
 from whippletree.learner.losses.config import KLConfig
-from whippletree.loop import collocated, synchronous
-from whippletree.loop.config import LoopSection, RunConfig, SourceSection
+from whippletree.loop.config import RunConfig
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.metrics import Log
 from whippletree.loop.run import Run
-from whippletree.loop.sources import TrailTasks
 from whippletree.store import SqliteStore, open_store
 from whippletree.types import CauseClass, RolloutSpec, StepRecord, WeightUpdate
 
-STEPS = 3
-LOOPS = {"synchronous": synchronous.train, "collocated": collocated.train}
 TIMES = {"time", "seconds_collect", "seconds_update", "seconds_publish", "replayed", "weight_check_diff"}
-
-
-def configuration(kind: str = "synchronous", *, every: int = 1, **loop: Any) -> RunConfig:
-    section = {
-        "steps": STEPS,
-        "groups_per_step": 2,
-        "group_size": 2,
-        "groups_in_flight": 3,
-        "eval_every": 0,
-        "stall_limit": 20.0,
-    }
-    return RunConfig(
-        sources=[SourceSection(name="s", tasks=TrailTasks())],
-        loop=LoopSection(kind=kind, **(section | loop)),  # type: ignore[arg-type]
-        learner=LearnerConfig(learning_rate=1e-2, warmup_steps=2, token_budget=64, checkpoint_every=every, keep_checkpoints=9),
-    )
-
-
-def train(world: World, directory: Path, config: RunConfig) -> None:
-    """A learner process from its start to its end, or to its death."""
-    with opened_run(world, directory, config, heldout=HELDOUT) as run:
-        run.restore()
-        LOOPS[config.loop.kind](run)
 
 
 def trained(directory: Path) -> tuple[bytes, dict[str, Any]]:
@@ -169,11 +142,15 @@ def test_updates_since_the_last_checkpoint_are_made_again_from_the_record(
     assert [record.checkpoint for record in records(tmp_path)] == expected[every]
 
 
-def test_the_collocated_loop_resumes_to_the_same_weights_too(world: World, tmp_path: Path, undisturbed: Callable[[str], Path]):
-    config = configuration("collocated", every=2)
-    die_and_resume(world, tmp_path, config, (Learner, "update", STEPS, "before"))
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["collocated", "asynchronous"])
+def test_the_other_loops_resume_to_the_same_weights_too(
+    world: World, tmp_path: Path, undisturbed: Callable[[str], Path], kind: str, place: str
+):
+    """The agent is made up and answers at once and in order, so that these loops are deterministic here."""
+    die_and_resume(world, tmp_path, configuration(kind, every=2 if place == "planned" else 1), PLACES[place])
     assert not world.control().status().held
-    assert_same(tmp_path, undisturbed("collocated"))
+    assert_same(tmp_path, undisturbed(kind))
 
 
 def test_an_undisturbed_run_learns_and_says_what_it_did(world: World, undisturbed: Callable[[str], Path]):
@@ -202,7 +179,7 @@ def test_one_update_plans_learns_saves_commits_and_publishes_in_this_order(world
         run.restore()
         run.create_groups(until=2, step=0)
         play(run.store, by_name)
-        run.wait_for_groups(2)
+        run.watch.refresh()
         for owner, name in (
             (SqliteStore, "plan_step"), (Learner, "update"), (checkpoint, "save"), (SqliteStore, "commit_step"),
             (Fleet, "publish"), (Fleet, "check"),
@@ -218,7 +195,7 @@ def ready(run: Run, script: Any = by_name, groups: int = 2) -> None:
     run.restore()
     run.create_groups(until=run.progress().created + groups, step=run.step)
     play(run.store, script)
-    run.wait_for_groups(groups)
+    run.watch.refresh()
 
 
 class Sloppy(EmbeddedEngine):
@@ -299,7 +276,7 @@ def test_a_policy_too_far_from_its_reference_is_neither_saved_nor_published(worl
         run.update(0, run.ready_groups())  # still the reference itself
         run.create_groups(until=4, step=1)
         play(run.store, by_name)
-        run.wait_for_groups(2)
+        run.watch.refresh()
         with pytest.raises(DivergedError, match=r"learner\.kl\.stop_above"):
             run.update(1, run.ready_groups())
         assert [path.name for path in checkpoint.in_order(tmp_path / "checkpoints")] == ["step-0001"]
@@ -314,7 +291,7 @@ def test_a_restarted_run_makes_no_group_twice(world: World, tmp_path: Path):
     with opened_run(world, tmp_path, configuration()) as run:
         run.create_groups(until=3, step=0)
         assert run.store.rollouts() == before
-        run.create_groups(until=4, step=1)
+        run.create_groups(until=4, step=0)
         assert sorted({rollout.spec.group_id for rollout in run.store.rollouts()}) == [f"g{n:05d}" for n in range(4)]
 
 
@@ -349,3 +326,18 @@ def test_D17_a_checkpoint_without_the_record_of_its_rollouts_is_an_error_that_na
         train(world, tmp_path, configuration())
     assert "put the record back" in raised.value.next_step
     assert len(kept) == STEPS and records(tmp_path) == []  # nothing was begun
+
+
+def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
+    world: World, tmp_path: Path, undisturbed: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+):
+    with playing(tmp_path / "store"):
+        with pytest.MonkeyPatch.context() as patch:
+            kill_at(PLACES["last checkpoint written"], patch)
+            with pytest.raises(Killed):
+                train(world, tmp_path, configuration())
+        damaged = tmp_path / "checkpoints" / f"step-{STEPS:04d}" / "optimizer.pt"
+        damaged.write_bytes(damaged.read_bytes()[:-7])
+        train(world, tmp_path, configuration())
+    assert f"step-{STEPS:04d}/optimizer.pt is damaged" in caplog.text
+    assert_same(tmp_path, undisturbed("synchronous"))

@@ -59,6 +59,17 @@ def test_a_wait_with_an_end_says_whether_it_was_worth_it(tmp_path: Path):
         assert watch.until(lambda: "r0" in watch.rollouts, seconds=0.0) is True
 
 
+def test_what_moves_beside_is_no_stall_and_its_end_is(tmp_path: Path):
+    """Evaluation rollouts are claimed first: while they move, training rollouts that wait for their places have not stalled."""
+    moves = iter([True] * 8 + [False] * 1000)
+    with open_store(tmp_path) as store:
+        store.create_rollouts([spec(0)]).result()
+        watch = Watch(store, "train", stall_limit=0.2)
+        with pytest.raises(StoreError, match="no train rollout changed"):
+            watch.until(lambda: False, beside=lambda: next(moves))
+        assert True not in list(moves)  # longer than the limit without a change, and no error before the last move
+
+
 def test_a_peer_that_is_missing_all_the_time_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     with open_store(tmp_path) as store:
         store.create_rollouts([spec(0)]).result()

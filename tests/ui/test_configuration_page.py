@@ -52,7 +52,7 @@ def test_every_key_is_on_the_page_under_its_table_with_its_documentation():
 
 def test_types_and_defaults_are_told():
     text = page()
-    assert '| `kind` | `"collocated"`, `"synchronous"` | `"collocated"` |' in text
+    assert '| `kind` | `"asynchronous"`, `"collocated"`, `"synchronous"` | `"collocated"` |' in text
     assert "| `concurrency` | integer ≥ 1 | `16` |" in text
     assert "| `path` | string | required |" in text
     assert "| `depths` | list of integer |" in text

@@ -248,6 +248,8 @@ class BatchingConfig(Config):
     """A rollout whose outcome (the reward before shaping) is at least this has passed: its answer is correct."""
     advantages: AdvantageConfig = AdvantageConfig()
     """Rewards to advantages."""
+    gae: GaeConfig = GaeConfig()
+    """With a critic (`learner.critic`): rewards and its values to advantages of single tokens, instead."""
     shaping: tuple[HookConfig, ...] = ()
     """Changes of the rewards before that, in this order."""
     filters: tuple[FilterConfig, ...] = (ZeroAdvantageFilter(),)

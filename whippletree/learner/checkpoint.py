@@ -1,14 +1,18 @@
 """Checkpoints in Hugging Face layout, and the weights directory that engines load from.
 
-A checkpoint directory holds config.json, model.safetensors, the tokenizer's files, optimizer.pt and state.json, and
-critic.pt where there is a critic, adapters.pt where there are adapters. Weights are the merged ones.
-Invariants (tests/learner/test_learner_update.py):
+A checkpoint directory holds config.json, model.safetensors, the tokenizer's files, optimizer.pt, random.pt and state.json, and
+critic.pt where there is a critic, adapters.pt where there are adapters. Weights are the merged ones. The schedule's position is
+the policy version; which rollouts are trained, finished or under way is in the run's store.
+Invariants (tests/learner/test_learner_update.py, tests/learner/test_checkpoint_files.py):
 - a checkpoint appears whole or not at all (written beside, synced, renamed);
+- one of which a byte is missing or changed is refused, with the name of the file, and the one before it is used;
 - a learner restored from it makes the same next update, bit for bit.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -21,6 +25,8 @@ from whippletree.errors import StoreError
 from whippletree.learner.learner import Learner
 from whippletree.types import Struct, WeightUpdate
 
+log = logging.getLogger(__name__)
+
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -31,13 +37,14 @@ TOKENIZER_FILES = (
 
 
 class CheckpointState(Struct):
-    """What a checkpoint continues from: `step` updates are in it.
+    """What a checkpoint continues from: `step` updates are in it. `files`: SHA-256 of each of its other files, by name.
 
-    Example: CheckpointState(step=12, policy_version=12)
+    Example: CheckpointState(step=12, policy_version=12, files={"model.safetensors": "9f86d0..."})
     """
 
     step: int
     policy_version: int
+    files: dict[str, str] = {}
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
@@ -65,7 +72,9 @@ def save(learner: Learner, directory: Path, *, step: int, tokenizer_from: Path) 
     torch.save(learner.optimizer_state(), partial / "optimizer.pt")
     if learner.critic is not None:
         torch.save(learner.critic.state_dict(), partial / "critic.pt")
-    state = CheckpointState(step=step, policy_version=learner.policy_version)
+    torch.save(_random_state(), partial / "random.pt")
+    digests = {file.name: _digest(file) for file in sorted(partial.iterdir())}
+    state = CheckpointState(step=step, policy_version=learner.policy_version, files=digests)
     (partial / "state.json").write_bytes(msgspec.json.encode(state))
     for file in partial.iterdir():
         _sync(file)
@@ -83,10 +92,34 @@ def read_state(checkpoint: Path) -> CheckpointState:
         raise StoreError(f"{checkpoint} is no whole checkpoint: {error}", "resume from an older one") from error
 
 
+def verify(checkpoint: Path) -> None:
+    """Raises StoreError, naming the file, where one of a checkpoint's files is missing or is not what was written."""
+    for name, digest in read_state(checkpoint).files.items():
+        try:
+            found = _digest(checkpoint / name)
+        except OSError as error:
+            raise StoreError(f"{checkpoint / name} cannot be read: {error}", "resume from an older checkpoint") from error
+        if found != digest:
+            raise StoreError(f"{checkpoint / name} is damaged: it is not what was written", "resume from an older checkpoint")
+
+
 def latest(directory: Path) -> Path | None:
-    """The newest whole checkpoint, or None."""
-    found = [path for path in in_order(directory) if (path / "state.json").is_file()]
-    return found[-1] if found else None
+    """The newest checkpoint that is whole and undamaged, or None where there has been none. Damaged ones are named in the log.
+
+    Raises StoreError where there are only damaged ones: to begin again from nothing is not what a resume means.
+    """
+    damaged: StoreError | None = None
+    for path in reversed([path for path in in_order(directory) if (path / "state.json").is_file()]):
+        try:
+            verify(path)
+        except StoreError as error:
+            log.warning("%s; the checkpoint before it is used", error)
+            damaged = damaged or error
+        else:
+            return path
+    if damaged is not None:
+        raise damaged
+    return None
 
 
 def in_order(directory: Path) -> list[Path]:
@@ -95,7 +128,7 @@ def in_order(directory: Path) -> list[Path]:
 
 
 def restore(learner: Learner, checkpoint: Path) -> CheckpointState:
-    """Load weights and optimiser into a learner that was built from any directory of the same architecture."""
+    """Load weights, optimiser and random state into a learner that was built from any directory of the same architecture."""
     state = read_state(checkpoint)
     learner.announce_restore(checkpoint)
     if learner.config.lora.rank:  # the model's own weights never changed
@@ -105,8 +138,26 @@ def restore(learner: Learner, checkpoint: Path) -> CheckpointState:
     learner.load_optimizer_state(torch.load(checkpoint / "optimizer.pt", weights_only=True))
     if learner.critic is not None:
         learner.critic.load_state_dict(_load(checkpoint / "critic.pt", "a critic", 'learner.critic.kind = "none"'))
+    if (checkpoint / "random.pt").is_file():
+        _set_random_state(torch.load(checkpoint / "random.pt", weights_only=True))
     learner.policy_version = state.policy_version
     return state
+
+
+def _random_state() -> dict[str, Any]:
+    """Of torch's generators, which dropout and a loss of the user's own may draw from."""
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _load_weights(learner: Learner, checkpoint: Path) -> None:

@@ -6,6 +6,7 @@ Invariants (tests/loop/test_batch.py):
 - advantages and loss weights are fixed before any row is dropped;
 - a rollout without a reward is in no row; a rollout whose advantage is exactly 0 is in no row but counts in the weights, unless
   the loss has a gradient there too (`LearnerConfig.trains_all_rows`);
+- a sample with a trained token that is too old is in no row; its rollout keeps its vote, and its group its other rows;
 - what shaping added to a rollout's reward is on its record, once;
 - a rollout with calls and no trained token, and a batch that trains too little of what was sampled, is in `alarms`.
 """
@@ -17,11 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from whippletree.batching import BatchingConfig, GroupMember, Judged, SampleFacts, UpdatePlan, prefix_order, prepare
 from whippletree.batching.advantages import exclusion
 from whippletree.batching.config import PackingConfig
+from whippletree.batching.prepare import sweep_stale
 from whippletree.learner.config import LearnerConfig
 from whippletree.learner.rows import Row, build_row
+from whippletree.loop.credit import Values, call_numbers, credited, shaped_rewards
 from whippletree.loop.metrics import mean
 from whippletree.protocols import Store
 from whippletree.traces import Funnel, Trace, TracesConfig, add_funnels, alarm, build_samples, funnel, load_trace
@@ -49,6 +55,7 @@ class Batch:
     funnel: Funnel
     alarms: tuple[str, ...]
     attempts: Mapping[str, int]
+    source_of: Mapping[str, str]
 
     def metrics(self) -> dict[str, Any]:
         """The part of StepMetrics that the batch knows."""
@@ -61,8 +68,10 @@ class Batch:
             "turns_mean": len(self.calls) / self.with_reward if self.with_reward else None,
             "samples": self.samples,
             "groups_without_signal": len(self.judged.kept.dropped),
+            "groups_by_source": dict(Counter(self.source_of[name] for name in self.judged.kept.group_ids)),
             "groups_dropped": self.judged.kept.counts,
             "samples_left_out": dict(self.judged.left_out),
+            "tokens_left_out": dict(self.judged.left_out_tokens),
             "shaping": self.shaping,
             "staleness_mean": mean(self.staleness) or 0.0,
             "staleness_max": max(self.staleness, default=0),
@@ -147,6 +156,31 @@ def facts_of(sample: Sample) -> SampleFacts:
     )
 
 
+@dataclass(frozen=True)
+class _Gathered:
+    """What the store knows of a batch's rollouts with a reward. `calls`, `funnels` by rollout_id; `numbers` by sample_id: the
+    call of each trained token."""
+
+    samples: dict[str, Sample]
+    calls: dict[str, list[Call]]
+    funnels: dict[str, Funnel]
+    numbers: dict[str, npt.NDArray[np.int32]]
+
+
+def _gather(store: Store, rollouts: Sequence[Rollout], traces: TracesConfig) -> _Gathered:
+    found = _Gathered({}, {}, {}, {})
+    for rollout in rollouts:
+        if exclusion(rollout.reward) is not None:
+            continue
+        trace, samples = collect(store, rollout, traces)
+        by_call = {node.call_id: node for node in trace.nodes}
+        found.funnels[rollout.spec.rollout_id] = funnel(trace)
+        found.calls[rollout.spec.rollout_id] = [node.call for node in trace.nodes]
+        found.samples.update({sample.sample_id: sample for sample in samples})
+        found.numbers.update({sample.sample_id: call_numbers(sample, by_call) for sample in samples})
+    return found
+
+
 def build_batch(
     store: Store,
     rollouts: Sequence[Rollout],
@@ -155,39 +189,44 @@ def build_batch(
     policy_version: int,
     batching: BatchingConfig = BatchingConfig(),  # noqa: B008 - immutable
     traces: TracesConfig = TracesConfig(),  # noqa: B008 - immutable
+    max_staleness: int = NEWEST,
+    values: Values | None = None,
 ) -> Batch:
-    """Rows of one update. `policy_version` is the learner's, for staleness. Raises StoreError, AlignmentError."""
-    calls: dict[str, list[Call]] = {}
-    samples: list[Sample] = []
-    funnels: dict[str, Funnel] = {}
-    for rollout in rollouts:
-        if exclusion(rollout.reward) is None:
-            trace, found_samples = collect(store, rollout, traces)
-            funnels[rollout.spec.rollout_id] = funnel(trace)
-            calls[rollout.spec.rollout_id] = [node.call for node in trace.nodes]
-            samples += found_samples
-    by_id = {sample.sample_id: sample for sample in samples}
+    """Rows of one update. `policy_version` is the learner's; samples with a token that is more than `max_staleness` versions
+    older are left out. `values`: of a critic, which advantages then come from. Raises StoreError, AlignmentError."""
+    found = _gather(store, rollouts, traces)
+    facts = [facts_of(sample) for sample in found.samples.values()]
     prepared = prepare(
-        members_of(rollouts, calls),
-        [facts_of(sample) for sample in samples],
+        members_of(rollouts, found.calls),
+        facts,
         batching,
         PackingConfig(packing=config.packing, token_budget=config.token_budget),
         ranks=config.ranks.data,
-        order=prefix_order({name: sample.token_ids for name, sample in by_id.items() if sample.trained.any()}),
+        order=prefix_order({name: sample.token_ids for name, sample in found.samples.items() if sample.trained.any()}),
+        stale=sweep_stale(facts, policy_version=policy_version, max_staleness=max_staleness).sample_ids,
         every_row=config.trains_all_rows,
     )
     judged, (plan,) = prepared.judged, prepared.plan.updates
-    advantages, weights = judged.advantages.values, judged.weights.per_token
+    rows = [
+        build_row(
+            [found.samples[name] for name in row.sample_ids],
+            judged.advantages.values,
+            judged.weights.per_token,
+            shared=row.shared,
+        )
+        for of_rank in plan.ranks
+        for row in of_rank
+        if row.sample_ids  # the learner deals rows to ranks, and gives empty ones where there are none
+    ]
+    if values is not None:
+        rewards = shaped_rewards(rollouts, judged.shaping)
+        rollout_of = {name: sample.rollout_id for name, sample in found.samples.items()}
+        rows = credited(rows, values, calls=found.numbers, rewards=rewards, rollout_of=rollout_of, config=batching)
     failed = [rollout for rollout in rollouts if rollout.reward is None]
-    every_call = [call for of_rollout in calls.values() for call in of_rollout]
+    every_call = [call for of_rollout in found.calls.values() for call in of_rollout]
     return Batch(
-        rows=[
-            build_row([by_id[name] for name in row.sample_ids], advantages, weights, shared=row.shared)
-            for of_rank in plan.ranks
-            for row in of_rank
-            if row.sample_ids  # the learner deals rows to ranks, and gives empty ones where there are none
-        ],
-        samples=len(samples),
+        rows=rows,
+        samples=len(found.samples),
         rollouts=len(rollouts),
         failed=len(failed),
         causes=Counter(str(rollout.cause.cause) if rollout.cause else "unknown" for rollout in failed),
@@ -196,8 +235,9 @@ def build_batch(
         judged=judged,
         plan=plan,
         staleness=[policy_version - call.version_start for call in every_call if call.version_start >= 0],
-        with_reward=len(advantages),
-        funnel=add_funnels(funnels.values()),
-        alarms=(*alarms_of(funnels, traces), *judged.advantages.alarms),
+        with_reward=len(judged.advantages.values),
+        funnel=add_funnels(found.funnels.values()),
+        alarms=(*alarms_of(found.funnels, traces), *judged.advantages.alarms),
         attempts={rollout.spec.rollout_id: rollout.attempt for rollout in rollouts},
+        source_of={rollout.spec.group_id: rollout.spec.source for rollout in rollouts},
     )

@@ -6,7 +6,8 @@
 
 Agent Lightning v1.0, "Collocated Async RL". The loop waits only for any k complete groups of those in flight; the gateway
 waits for the calls that are running (it has a limit); harnesses between two calls go on working. A rollout may span several
-policy versions: every token carries the one that sampled it, and the PPO ratio uses that token's own logprob.
+policy versions: every token carries the one that sampled it, and the PPO ratio uses that token's own logprob. A sample with a
+token that is more than `loop.max_staleness` versions old is left out of the loss and counted.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ def train(run: Run) -> None:
     total = loop.steps * loop.groups_per_step
     in_flight = max(loop.groups_in_flight, loop.groups_per_step)
     for step in range(run.step, loop.steps):
-        run.evaluate_if_due(step)
-        run.create_groups(until=min(total, step * loop.groups_per_step + in_flight), step=step)
-        run.wait_for_groups(loop.groups_per_step)
+        run.begin_evaluation(step)
+        groups = run.collect(step, until=min(total, step * loop.groups_per_step + in_flight))
         with run.held():
-            run.update(step, run.ready_groups()[: loop.groups_per_step])
-    run.evaluate_if_due(loop.steps)
+            run.update(step, groups)
+    run.begin_evaluation(loop.steps)
+    run.finish_evaluations()

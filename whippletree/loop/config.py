@@ -12,6 +12,7 @@ from whippletree.control.config import ControlConfig, check_reward
 from whippletree.engines.config import EmbeddedConfig, EngineConfig
 from whippletree.gateway.config import GatewayConfig
 from whippletree.learner.config import LearnerConfig
+from whippletree.loop.curriculum import CurriculumConfig
 from whippletree.loop.models import ModelConfig, TinyModel
 from whippletree.loop.sources import TaskSet
 from whippletree.rendering.config import RenderingConfig
@@ -49,8 +50,10 @@ class SourceSection(Config):
     """Where its tasks come from."""
     harness: HarnessSection = HarnessSection()
     """The harness that its rollouts run in."""
-    share: float = 1.0
-    """Its share of the training groups, relative to the other sources."""
+    share: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """Its share of the training groups of every update, relative to the other sources."""
+    curriculum: CurriculumConfig | None = None
+    """Draw its tasks by their recent pass rate; left out: each once an epoch."""
     reward: str = ""
     """The reward of its tasks from their verifiers' named scores; empty: that of `control.reward`."""
 
@@ -73,8 +76,9 @@ class SamplingSection(Config):
 class LoopSection(Config):
     """[loop]"""
 
-    kind: Literal["synchronous", "collocated"] = "collocated"
-    """Which training loop: wait for every rollout of a step, or update when enough groups are complete."""
+    kind: Literal["synchronous", "collocated", "asynchronous"] = "collocated"
+    """Which training loop: wait for every rollout of a step; update when enough groups are complete, sampling held meanwhile;
+    or the same while sampling goes on."""
     steps: int = 40
     """Updates in all."""
     groups_per_step: int = 8
@@ -83,8 +87,18 @@ class LoopSection(Config):
     """Rollouts in one group."""
     groups_in_flight: int = 16
     """Collocated: groups that are kept in flight, groups_per_step of them for the step at hand (and never fewer)."""
+    max_staleness: Annotated[int, msgspec.Meta(ge=0)] = 4
+    """Policy versions that a trained token may be old. Collocated and asynchronous: a sample with an older one is left out of
+    the loss and counted. Asynchronous: no more groups are started than (policy version + this + 1) x groups_per_step."""
+    replace_dropped: bool = False
+    """Groups that batching.filters drop are replaced by others of their source, so that an update has groups_per_step groups
+    with something to teach. Off: they count as groups of the update."""
+    replace_at_most: Annotated[int, msgspec.Meta(ge=1)] = 4
+    """With replace_dropped: when this many times a source's quota of groups was dropped, the update goes on without, and says
+    so in its alarms."""
     eval_every: int = 20
-    """Updates between evaluations; the first and the last weights are always evaluated. 0: only those two."""
+    """Updates between evaluations; the first and the last weights are always evaluated. 0: only those two. The synchronous loop
+    waits for each; the others go on training beside it and wait for the last one."""
     eval_samples: int = 1
     """Rollouts per held-out task in an evaluation."""
     eval_limit: Annotated[float, msgspec.Meta(ge=0)] = 14_400.0

@@ -1,10 +1,15 @@
 """Evaluation on the held-out tasks: the same tasks, the same sampling, at chosen policy versions.
 
-    create ─► controller runs them ─► all over, or `limit` seconds: the others are cancelled ─► one line
+    begin ─► controller runs them ─┬─► the loop trains on, and looks whenever it waits for rollouts ─┐
+                                   └─► or waits (synchronous loop; the last evaluation)  ────────────┴─► one line
+             all over, or `limit` seconds: the others are cancelled
 
 Invariants (tests/loop/test_evaluation.py):
+- one that is looked at never blocks; one that a killed process began is ended by the next;
+- the versions that sampled it are in its line: several, where training went on beside it;
 - it ends within its limit, whatever the rollouts do; what was cut is counted and said, never left out;
-- a rollout that failed for reasons other than the model is counted apart, never as a wrong answer;
+- a rollout that failed for reasons other than the model is counted apart, never as a wrong answer; beside the rate over those
+  that were judged is the one over all, in which it did not pass;
 - evaluation rollouts are never trained (their purpose says so).
 """
 
@@ -12,10 +17,11 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from whippletree.loop.metrics import EvalMetrics, mean, success_rate
+from whippletree.loop.metrics import EvalMetrics, Log, mean, success_rate
 from whippletree.loop.watch import Watch
 from whippletree.protocols import Store
 from whippletree.store.transitions import cancelled
@@ -60,22 +66,95 @@ def evaluation_specs(
     ]
 
 
-def finish(watch: Watch, names: Collection[str], limit: float) -> list[Rollout]:
-    """Wait until these rollouts are over, at most `limit` seconds (0: no limit); then cancel the others. All of them, ended.
+class Pending(Struct):
+    """An evaluation that has no line yet. `since` in seconds of the monotonic clock of this process.
 
-    Raises StoreError and ProcessError as Watch.until does.
+    Example: Pending(step=20, policy_version=20, rollout_ids=("eval00020-trail-t-1-00",), since=812.5)
     """
 
-    def unfinished() -> list[str]:
-        known = ((name, watch.rollouts.get(name)) for name in sorted(names))
-        return [name for name, rollout in known if rollout is None or not rollout.terminal]
+    step: int
+    policy_version: int
+    rollout_ids: tuple[str, ...]
+    since: float
 
-    if not watch.until(lambda: not unfinished(), seconds=limit or math.inf):
-        late = unfinished()
-        log.warning("%d of %d evaluation rollouts were not over after %g s: they are cancelled", len(late), len(names), limit)
-        watch.store.cancel(late, f"the evaluation's time ({limit:g} s, loop.eval_limit) was over").result()
-        watch.refresh()
-    return [watch.rollouts[name] for name in sorted(names)]
+
+class Evaluations:
+    """The evaluations of a run: begun when due, each written as a line when it is over. `limit`: seconds for each, 0: none."""
+
+    def __init__(self, watch: Watch, lines: Log, *, limit: float) -> None:
+        self._watch = watch
+        self._lines = lines
+        self._limit = limit
+        self._pending: dict[int, Pending] = {}
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Steps whose evaluation is under way."""
+        return tuple(sorted(self._pending))
+
+    def adopt(self) -> None:
+        """Take over those that another process of this run began and did not end; their limit begins anew."""
+        written = {line.step for line in self._lines.evals()}
+        names: dict[int, list[str]] = defaultdict(list)
+        for rollout in self._watch.store.rollouts(purpose="eval"):
+            names[rollout.spec.step].append(rollout.spec.rollout_id)
+        for step in sorted(set(names) - written):
+            self._add(step, step, names[step])
+
+    def begin(self, specs: Sequence[RolloutSpec], *, step: int, policy_version: int) -> None:
+        """Create the rollouts of an evaluation, unless it has been begun or has its line."""
+        if step in self._pending or any(line.step == step for line in self._lines.evals()):
+            return
+        self._watch.store.create_rollouts(specs).result()
+        self._add(step, policy_version, [spec.rollout_id for spec in specs])
+
+    def look(self) -> bool:
+        """Write the lines of those that are over or out of time; never waits. True where an evaluation rollout has changed."""
+        if not self._pending:
+            return False
+        changed = self._watch.refresh()
+        for pending in list(self._pending.values()):
+            late = unfinished(self._watch, pending.rollout_ids)
+            if late and self._limit and time.monotonic() - pending.since > self._limit:
+                cut(self._watch, late, self._limit, of=len(pending.rollout_ids))
+                late = []
+            if not late:
+                self._write(pending)
+        return changed
+
+    def finish(self) -> None:
+        """Wait for those that are under way, each within its limit. Raises StoreError and ProcessError as Watch.until does."""
+        for pending in list(self._pending.values()):
+            left = max(0.0, pending.since + self._limit - time.monotonic()) if self._limit else math.inf
+            if not self._watch.until(lambda names=pending.rollout_ids: not unfinished(self._watch, names), seconds=left):  # type: ignore[misc]
+                late = unfinished(self._watch, pending.rollout_ids)
+                cut(self._watch, late, self._limit, of=len(pending.rollout_ids))
+            self._write(pending)
+
+    def _add(self, step: int, policy_version: int, names: Sequence[str]) -> None:
+        self._pending[step] = Pending(
+            step=step, policy_version=policy_version, rollout_ids=tuple(sorted(names)), since=time.monotonic()
+        )
+
+    def _write(self, pending: Pending) -> None:
+        done = [self._watch.rollouts[name] for name in pending.rollout_ids]
+        seconds = time.monotonic() - pending.since
+        line = summarise(self._watch.store, done, step=pending.step, policy_version=pending.policy_version, seconds=seconds)
+        self._lines.append("eval", line)
+        del self._pending[pending.step]
+
+
+def unfinished(watch: Watch, names: Collection[str]) -> list[str]:
+    """Which of these rollouts are not over, as far as the watch has seen."""
+    known = ((name, watch.rollouts.get(name)) for name in sorted(names))
+    return [name for name, rollout in known if rollout is None or not rollout.terminal]
+
+
+def cut(watch: Watch, late: Sequence[str], limit: float, *, of: int) -> None:
+    """Cancel the rollouts of an evaluation whose time is over."""
+    log.warning("%d of %d evaluation rollouts were not over after %g s: they are cancelled", len(late), of, limit)
+    watch.store.cancel(late, f"the evaluation's time ({limit:g} s, loop.eval_limit) was over").result()
+    watch.refresh()
 
 
 def summarise(store: Store, rollouts: Sequence[Rollout], *, step: int, policy_version: int, seconds: float) -> EvalMetrics:
@@ -86,18 +165,20 @@ def summarise(store: Store, rollouts: Sequence[Rollout], *, step: int, policy_ve
         cell = counts[rollout.spec.labels.get("difficulty", "all")]
         cell[0] += int(rollout.reward is not None and rollout.reward >= 1.0)
         cell[1] += 1
-    turns = mean(len(store.calls(rollout.spec.rollout_id, rollout.attempt)) for rollout in valid)
-    cut = sum(cancelled(rollout) for rollout in rollouts)
+    calls = [store.calls(rollout.spec.rollout_id, rollout.attempt) for rollout in valid]
+    cancelled_ones = sum(cancelled(rollout) for rollout in rollouts)
     newest = max((rollout.updated for rollout in rollouts), default=0.0)
     return EvalMetrics(
         step=step,
         policy_version=policy_version,
         time=newest,
         valid=len(valid),
-        failed=len(rollouts) - len(valid) - cut,
-        cut=cut,
+        failed=len(rollouts) - len(valid) - cancelled_ones,
+        cut=cancelled_ones,
         success=success_rate(valid),
-        turns_mean=turns,
+        success_of_all=mean(float(rollout.reward is not None and rollout.reward >= 1.0) for rollout in rollouts),
+        versions=tuple(sorted({span.policy_version for found in calls for call in found for span in call.versions})),
+        turns_mean=mean(map(len, calls)),
         by_difficulty={name: (passed, total) for name, (passed, total) in sorted(counts.items())},
         seconds=seconds,
     )

@@ -1,19 +1,19 @@
-"""Which group comes next, which are complete, which were trained: pure functions over rollout records.
+"""What groups are made of, which are complete, which were trained: pure functions over rollout records.
 
-Groups are numbered from 0 and everything about group n follows from the run's seed and n, so a restarted run makes the same
-groups again and finds the old ones in the store by name.
+Groups are numbered from 0. Their tasks follow from the run's seed and the groups before them, which are in the store, so a
+restarted run makes the same groups again and finds the old ones by name.
 Invariants (tests/loop/test_groups.py):
-- over any window, each source gets its share of groups to within one;
-- a task comes again only after every other task of its source came once;
-- a group is ready when all its rollouts are terminal and it is in no step yet; ready groups keep the order of completion.
+- a group is one task under one harness;
+- a group is ready when all its rollouts are terminal and it is in no step yet; ready groups keep the order of completion;
+- no more groups are started than the capacity rule allows.
 """
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
+from whippletree.loop.curriculum import CurriculumConfig
 from whippletree.types import Rollout, RolloutSpec, Sampling, StepRecord, Struct
 
 
@@ -28,28 +28,14 @@ class SourceTasks(Struct):
     harness: str
     share: float = 1.0
     labels: dict[str, dict[str, str]] = {}
+    curriculum: CurriculumConfig | None = None
 
 
-def pick_source(number: int, shares: Sequence[float]) -> tuple[int, int]:
-    """Source of group `number`, and how many groups of that source came before it (smooth weighted round-robin)."""
-    total = sum(shares)
-    current = [0.0] * len(shares)
-    counts = [0] * len(shares)
-    chosen = 0
-    for _ in range(number + 1):
-        current = [value + share for value, share in zip(current, shares, strict=True)]
-        chosen = max(range(len(shares)), key=lambda index: (current[index], -index))
-        current[chosen] -= total
-        counts[chosen] += 1
-    return chosen, counts[chosen] - 1
-
-
-def pick_task(source: SourceTasks, turn: int, seed: int) -> tuple[str, str]:
-    """Task id and path of a source's `turn`-th group: epochs, each shuffled by the seed."""
-    epoch, offset = divmod(turn, len(source.tasks))
-    order = list(range(len(source.tasks)))
-    random.Random(f"{seed}/{source.name}/{epoch}").shuffle(order)
-    return source.tasks[order[offset]]
+def capacity(policy_version: int, max_staleness: int, groups_per_step: int) -> int:
+    """Most groups that may have been started, of the whole run, while the learner is at `policy_version`: then the last of them
+    is in an update of version policy_version + max_staleness at the latest, if updates take them in the order of their start
+    (AReaL, arXiv:2505.24298, Eq. 3)."""
+    return (policy_version + max_staleness + 1) * groups_per_step
 
 
 def group_id(number: int) -> str:
@@ -58,19 +44,16 @@ def group_id(number: int) -> str:
 
 
 def make_group(
-    number: int, sources: Sequence[SourceTasks], *, size: int, seed: int, step: int, sampling: Sampling, max_attempts: int
+    number: int, source: SourceTasks, task_id: str, *, size: int, step: int, sampling: Sampling, max_attempts: int
 ) -> list[RolloutSpec]:
     """The rollouts of training group `number`; `step` is the update that is being collected for."""
-    chosen, turn = pick_source(number, [source.share for source in sources])
-    source = sources[chosen]
-    task_id, path = pick_task(source, turn, seed)
     return [
         RolloutSpec(
             rollout_id=f"{group_id(number)}-m{member:02d}",
             group_id=group_id(number),
             source=source.name,
             task_id=task_id,
-            task_path=path,
+            task_path=dict(source.tasks)[task_id],
             harness=source.harness,
             purpose="train",
             step=step,
@@ -94,16 +77,22 @@ class Progress(Struct):
     trained: tuple[str, ...]
 
 
+def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
+    """Rollouts by group, in order of the groups' names and their own."""
+    members: Mapping[str, list[Rollout]] = defaultdict(list)
+    for rollout in sorted(rollouts, key=lambda rollout: (rollout.spec.group_id, rollout.spec.rollout_id)):
+        members[rollout.spec.group_id].append(rollout)
+    return dict(members)
+
+
 def progress(rollouts: Iterable[Rollout], steps: Iterable[StepRecord]) -> Progress:
     """Fold the records of training rollouts and steps."""
-    members: Mapping[str, list[Rollout]] = defaultdict(list)
-    for rollout in rollouts:
-        members[rollout.spec.group_id].append(rollout)
+    members = by_group(rollouts)
     planned = {rollout_id for step in steps for rollout_id in step.rollout_ids}
     ready: list[tuple[float, str]] = []
     unfinished: list[str] = []
     trained: list[str] = []
-    for name, group in sorted(members.items()):
+    for name, group in members.items():
         if any(rollout.spec.rollout_id in planned for rollout in group):
             trained.append(name)
         elif all(rollout.terminal for rollout in group):

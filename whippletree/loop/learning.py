@@ -26,7 +26,7 @@ from whippletree.gateway.keys import control_key, load_secret
 from whippletree.learner.learner import Learner
 from whippletree.learner.ranked import RankedLearner
 from whippletree.learner.ranks import Ranks, join
-from whippletree.loop import collocated, synchronous
+from whippletree.loop import asynchronous, collocated, synchronous
 from whippletree.loop.config import RunConfig
 from whippletree.loop.engine import connect_engine
 from whippletree.loop.evaluation import Heldout
@@ -42,7 +42,7 @@ from whippletree.store import open_store
 from whippletree.tasks.images import HOSTS
 from whippletree.types import EngineReport, Struct
 
-LOOPS = {"synchronous": synchronous.train, "collocated": collocated.train}
+LOOPS = {"synchronous": synchronous.train, "collocated": collocated.train, "asynchronous": asynchronous.train}
 
 
 class Probed(Struct):
@@ -74,7 +74,7 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
             variables=config.control.variables,
             backing=backing,
         )
-        sources.append(source)
+        sources.append(msgspec.structs.replace(source, curriculum=section.curriculum))
         heldout.extend(held)
     return sources, heldout
 

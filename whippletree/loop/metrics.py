@@ -23,7 +23,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 class StepMetrics(Struct):
     """One update. Seconds are wall time of this process; rates are over rollouts with a reward. `trained_share`: trained tokens
     of those sampled; `alarms`: what is wrong with the batch or the update, in sentences. `groups_without_signal`: groups that
-    the filters dropped, `groups_dropped` by filter and reason; `samples_left_out`: samples in no row, by cause; `shaping`: by
+    the filters dropped, `groups_dropped` by filter and reason; `groups_by_source`: those that they kept. `samples_left_out`:
+    samples in no row, by cause, and `tokens_left_out` the tokens that they would have trained ("stale": wasted). `shaping`: by
     how much each hook moved the mean reward (`reward_mean` is the verified one). `row_tokens` were computed for samples of
     `sample_tokens`; no layout needs fewer than `distinct_tokens`. `learner`: the loss's own diagnostics (docs/learner.md).
 
@@ -64,12 +65,16 @@ class StepMetrics(Struct):
     learner: dict[str, float] = {}
     groups_dropped: dict[str, int] = {}
     samples_left_out: dict[str, int] = {}
+    tokens_left_out: dict[str, int] = {}
+    groups_by_source: dict[str, int] = {}
     shaping: dict[str, float] = {}
 
 
 class EvalMetrics(Struct):
     """One evaluation on the held-out tasks. `by_difficulty` maps a difficulty label to (passed, valid). `failed`: for reasons
-    other than the model; `cut`: cancelled, because the evaluation's time was over or by somebody. Neither is in the rate.
+    other than the model; `cut`: cancelled, because the evaluation's time was over or by somebody. Neither is in `success`;
+    `success_of_all` counts both as not passed, so that a score cannot rise because rollouts failed. `policy_version` is the one
+    that it was begun with, `versions` those that sampled it: more than one where training went on beside it.
 
     Example: EvalMetrics(step=0, policy_version=0, valid=128, failed=0, success=0.27, by_difficulty={"depth 1": (20, 40)})
     """
@@ -84,6 +89,8 @@ class EvalMetrics(Struct):
     by_difficulty: dict[str, tuple[int, int]]
     seconds: float
     cut: int = 0
+    success_of_all: float | None = None
+    versions: tuple[int, ...] = ()
 
 
 class Summary(Struct, omit_defaults=False):
@@ -155,7 +162,15 @@ class Log:
         import pyarrow
         import pyarrow.parquet
 
-        tables = ("prefix_breaks", "groups_dropped", "samples_left_out", "shaping", "learner")
+        tables = (
+            "prefix_breaks",
+            "groups_dropped",
+            "groups_by_source",
+            "samples_left_out",
+            "tokens_left_out",
+            "shaping",
+            "learner",
+        )
         rows = [
             msgspec.to_builtins(line)
             | {name: msgspec.json.encode(getattr(line, name)).decode() for name in tables}

@@ -28,11 +28,12 @@ import msgspec
 from whippletree.errors import StoreError, WhippletreeError
 from whippletree.learner import checkpoint
 from whippletree.learner.learner import Learner
-from whippletree.loop.batch import Batch, build_batch
+from whippletree.loop.batch import NEWEST, Batch, build_batch
+from whippletree.loop.collecting import Collector
 from whippletree.loop.config import RunConfig
-from whippletree.loop.evaluation import Heldout, evaluation_specs, finish, summarise
+from whippletree.loop.evaluation import Evaluations, Heldout, evaluation_specs
 from whippletree.loop.fleet import Fleet
-from whippletree.loop.groups import Progress, SourceTasks, make_group, progress
+from whippletree.loop.groups import Progress, SourceTasks
 from whippletree.loop.metrics import Log, StepMetrics, finite
 from whippletree.loop.watch import Watch
 from whippletree.protocols import Store
@@ -65,7 +66,6 @@ class Run:
         self.store = store
         self.learner = learner
         self.fleet = fleet
-        self.sources = sources
         self.heldout = heldout
         self.model_directory = model_directory
         self.weights_directory = weights_directory
@@ -73,6 +73,9 @@ class Run:
         self._missing = missing
         self.watch = self._watch("train")
         self.records: dict[int, StepRecord] = {record.step: record for record in store.steps()}
+        self.evaluations = Evaluations(self._watch("eval"), self.log, limit=config.loop.eval_limit)
+        self.collector = Collector(config, self.watch, sources, self.records, beside=self.evaluations.look)
+        self._short: dict[str, str] = {}
         self.step = 0
         self._collected_since = time.time()
         self._weight_check = float("nan")
@@ -98,6 +101,7 @@ class Run:
             self._check_record(found)
             self._commit(found.name)  # of a save whose learner was killed before it could say so
         self.watch.refresh()
+        self.evaluations.adopt()
         while self.step in self.records:
             self._apply(self.records[self.step], seconds_collect=0.0, replayed=True)
         self.publish()
@@ -120,30 +124,21 @@ class Run:
 
     def progress(self) -> Progress:
         """Where the groups stand."""
-        return progress(self.watch.rollouts.values(), self.records.values())
+        return self.collector.progress()
 
     def create_groups(self, *, until: int, step: int) -> None:
         """Create training groups up to number `until` (exclusive); those that exist are left alone."""
-        self.watch.refresh()
         self._collected_since = time.time()
-        loop = self.config.loop
-        specs = []
-        for number in range(self.progress().created, until):
-            specs += make_group(
-                number,
-                self.sources,
-                size=loop.group_size,
-                seed=self.config.run.seed,
-                step=step,
-                sampling=self.sampling,
-                max_attempts=loop.max_attempts,
-            )
-        if specs:
-            self.store.create_rollouts(specs).result()
+        self.collector.create(until=until, step=step)
 
-    def wait_for_groups(self, count: int) -> None:
-        """Block until `count` groups are complete and untrained (see loop/watch.py for who unblocks this)."""
-        self.watch.until(lambda: len(self.progress().ready) >= count)
+    def collect(self, step: int, *, until: int, ahead: bool = True, oldest_first: bool = False) -> tuple[str, ...]:
+        """Keep groups up to number `until` (exclusive) going and block until those of update `step` are complete, each source's
+        share of them; these are returned. `ahead`: start more where filters will drop some; `oldest_first`: take the groups
+        that were started first, instead of those that were complete first."""
+        self._collected_since = time.time()
+        mixed = self.collector.collect(step, until=until, ahead=ahead, oldest_first=oldest_first)
+        self._short = mixed.short
+        return mixed.groups
 
     def ready_groups(self) -> tuple[str, ...]:
         """Complete, untrained groups, in order of completion."""
@@ -181,6 +176,8 @@ class Run:
             policy_version=self.learner.policy_version,
             batching=self.config.batching,
             traces=self.config.traces,
+            max_staleness=NEWEST if self.config.loop.kind == "synchronous" else self.config.loop.max_staleness,
+            values=None if self.learner.critic is None else self.learner.values,
         )
         if not replayed:  # a resumed run goes on without them
             self._refuse_broken(record.step, batch)
@@ -205,7 +202,7 @@ class Run:
             seconds_publish=0.0,
             replayed=replayed,
             learner={name: value for name, value in stats.metrics.items() if finite(value) is not None},
-            **{**batch.metrics(), "alarms": (*batch.alarms, *stats.alarms)},
+            **{**batch.metrics(), "alarms": (*self._shares(), *batch.alarms, *stats.alarms)},
         )
         self.log.append("metrics", metrics)
         last = self.step == self.config.loop.steps
@@ -228,6 +225,11 @@ class Run:
         if self.config.store.retain != "all":
             committed = max((number for number, record in self.records.items() if record.committed), default=-1)
             self.store.release(releasable(self.store.rollouts(), committed, self.config.store))
+
+    def _shares(self) -> list[str]:
+        """Why the batch at hand has not every source's share. Said once."""
+        short, self._short = self._short, {}
+        return [f"source {source} has {why}" for source, why in short.items()]
 
     def _refuse_broken(self, step: int, batch: Batch) -> None:
         share = batch.failed / max(1, batch.rollouts)
@@ -256,20 +258,21 @@ class Run:
 
     # --- evaluating --------------------------------------------------------------------------------------------------
 
-    def evaluate_if_due(self, step: int) -> None:
-        """Evaluate the held-out tasks with the weights of `step` updates, unless a line for it is there already."""
+    def begin_evaluation(self, step: int) -> None:
+        """Begin to evaluate the held-out tasks, where that is due after `step` updates, with the weights that the engines have
+        now. Waits for nothing; the line is written when its rollouts are over."""
         loop = self.config.loop
-        due = step in (0, loop.steps) or (loop.eval_every > 0 and step % loop.eval_every == 0)
-        if not due or any(line.step == step for line in self.log.evals()):
-            return
-        started = time.time()
-        specs = evaluation_specs(
-            self.heldout, step=step, samples=loop.eval_samples, sampling=self.sampling, max_attempts=loop.max_attempts
-        )
-        self.store.create_rollouts(specs).result()
-        names = {spec.rollout_id for spec in specs}
-        done = finish(self._watch("eval"), names, loop.eval_limit)
-        self.log.append(
-            "eval",
-            summarise(self.store, done, step=step, policy_version=self.learner.policy_version, seconds=time.time() - started),
-        )
+        if self.heldout and (step in (0, loop.steps) or (loop.eval_every > 0 and step % loop.eval_every == 0)):
+            specs = evaluation_specs(
+                self.heldout, step=step, samples=loop.eval_samples, sampling=self.sampling, max_attempts=loop.max_attempts
+            )
+            self.evaluations.begin(specs, step=step, policy_version=self.learner.policy_version)
+
+    def finish_evaluations(self) -> None:
+        """Wait for the evaluations that are under way, each within its limit."""
+        self.evaluations.finish()
+
+    def evaluate_if_due(self, step: int) -> None:
+        """Evaluate and wait for it, so that the weights of `step` updates alone sample it."""
+        self.begin_evaluation(step)
+        self.finish_evaluations()

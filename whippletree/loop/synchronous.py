@@ -1,6 +1,7 @@
 """The synchronous loop: collect a batch with one policy version, update, publish, repeat.
 
     collect k groups ─(waits for the slowest rollout)─► update ─► publish ─► collect k groups ...
+                                                                     └─► evaluate, where it is due, and wait for it
 
 The loop waits for the controller to finish every rollout of the step; the controller waits for harnesses; harnesses wait
 for the engine. During the update nothing is in flight, so nobody waits for the learner.
@@ -17,7 +18,5 @@ def train(run: Run) -> None:
     k = run.config.loop.groups_per_step
     for step in range(run.step, run.config.loop.steps):
         run.evaluate_if_due(step)
-        run.create_groups(until=(step + 1) * k, step=step)
-        run.wait_for_groups(k)
-        run.update(step, run.ready_groups()[:k])
+        run.update(step, run.collect(step, until=(step + 1) * k, ahead=False))
     run.evaluate_if_due(run.config.loop.steps)

@@ -81,9 +81,10 @@ class Watch:
             self._cursor = max(self._cursor, rollout.updated)
         return changed
 
-    def until(self, condition: Callable[[], bool], *, seconds: float = math.inf) -> bool:
+    def until(self, condition: Callable[[], bool], *, seconds: float = math.inf, beside: Callable[[], bool] = bool) -> bool:
         """Poll until `condition`, which depends on the rollouts alone, holds; it is asked again only when one has changed.
-        False where it does not hold after so many seconds.
+        False where it does not hold after so many seconds. `beside` is called at every poll and must not wait; true where
+        something else that the rollouts may wait for has moved, so that this is no stall.
 
         Raises StoreError when nothing moved for `stall_limit` seconds, ProcessError when a peer was missing for `peer_limit`.
         """
@@ -98,8 +99,11 @@ class Watch:
             now = time.monotonic()
             if self.refresh():
                 moved = now
+                beside()
                 looked = looked if absence.noticed else now  # what fails for want of a gateway changes too
                 holds = condition()
+            elif beside():
+                moved = now
             elif now - moved > self.stall_limit:
                 raise self._stalled()
             if not holds and now - looked > min(PEER_SECONDS, self._peer_limit / 4):
