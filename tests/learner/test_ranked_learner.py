@@ -153,10 +153,12 @@ def test_a_bad_row_of_one_rank_stops_every_rank_and_is_named(small_model: Path, 
     assert len(first.gradients) == (1 if how == "later" else 0)  # steps that were made, and undone
 
 
-def losing(rank: int, directory: Path) -> str:
-    """An update in whose middle rank 1 is killed."""
+def losing(rank: int, directory: Path, victim: int) -> str:
+    """An update in whose middle one rank is killed; rank 0 before it tells the others of it."""
     learner = make_ranked(directory, {"ranks": ranks(data=3)})
-    if rank == 1:
+    if rank == victim == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == victim:
         learner.model.model.layers[1].register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     said = ""
     try:
@@ -169,8 +171,10 @@ def losing(rank: int, directory: Path) -> str:
     os._exit(7 if said and "lost another one" in said else 8)
 
 
-def test_a_killed_rank_ends_the_others_with_an_error(small_model: Path):
-    assert run_ranks(3, losing, small_model, gone=(0, 1, 2), codes=(7, -signal.SIGKILL, 7)) == [None] * 3
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_others_with_an_error(small_model: Path, victim: int):
+    codes = [-signal.SIGKILL if rank == victim else 7 for rank in range(3)]
+    assert run_ranks(3, losing, small_model, victim, gone=(0, 1, 2), codes=codes) == [None] * 3
 
 
 def saving(rank: int, directory: Path, place: Path, settings: dict[str, Any], resume: bool) -> Made:
