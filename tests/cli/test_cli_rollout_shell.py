@@ -29,7 +29,7 @@ SUPPORT = sandboxes.probe(
 needs_criu = pytest.mark.skipif(
     bool(SUPPORT.checkpoint), reason=f"no checkpoints here (WHIPPLETREE_CRIU names a criu): {SUPPORT.checkpoint}"
 )
-BEATS = 'setsid -f sh -c "while :; do date +%s%N > beat; sleep 0.02; done" >/dev/null 2>&1\n'
+BEATS = 'setsid -f sh -c "while :; do date +%s%N > next; mv next beat; sleep 0.02; done" >/dev/null 2>&1\n'
 RUN_FILE = """
 [[sources]]
 name = "tests"
