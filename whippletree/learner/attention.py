@@ -25,13 +25,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from whippletree.errors import ConfigurationError
 from whippletree.learner import runs
-from whippletree.learner.rows import Row, build_row
-from whippletree.types import Sample
+from whippletree.learner.rows import Row, all_trained, build_row
 
 Kind = Literal["full_attention", "sliding_attention", "chunked_attention"]
 KINDS: tuple[Kind, ...] = ("full_attention", "sliding_attention", "chunked_attention")
@@ -145,7 +143,7 @@ def check_rows(
     `logprobs(model, row)` gives those of the targets, [N]; `dtype`: what its layers compute in, where not in that of the
     weights. Raises ConfigurationError with how far they are apart.
     """
-    samples = [_probe(f"probe-{number}", ids) for number, ids in enumerate(PROBE)]
+    samples = [all_trained(f"probe-{number}", ids) for number, ids in enumerate(PROBE)]
     names = {sample.sample_id: 1.0 for sample in samples}
     row = build_row(samples, names, names, shared=None if share else [0] * len(samples))
     by_id = {sample.sample_id: sample for sample in samples}
@@ -164,17 +162,3 @@ def check_rows(
         raise ConfigurationError(
             f"with {what} in a row this model's logprobs are off by {off:.2g} (at most {limit:g})", _INSTEAD
         )
-
-
-def _probe(name: str, ids: tuple[int, ...]) -> Sample:
-    length = len(ids)
-    return Sample(
-        sample_id=name,
-        rollout_id=name,
-        group_id="probe",
-        call_ids=(),
-        token_ids=np.array(ids, np.int32),
-        trained=np.arange(length) > 0,
-        logprobs=np.zeros(length, np.float32),
-        versions=np.zeros(length, np.int32),
-    )

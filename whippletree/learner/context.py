@@ -92,12 +92,8 @@ def require_heads(model: Any, size: int) -> None:
 
 def prepare_context(model: Any, size: int) -> None:
     """Make a model that computes rows by runs share them, in place. Raises ConfigurationError."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
     require_heads(model, size)
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    runs.register(NAME, attention)
     model.set_attn_implementation(NAME)
 
 

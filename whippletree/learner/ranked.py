@@ -31,10 +31,9 @@ from whippletree.learner.context import Context, prepare_context
 from whippletree.learner.learner import Learner
 from whippletree.learner.model import layers_of
 from whippletree.learner.ranks import Ranks, deal
-from whippletree.learner.rows import Row, build_row
+from whippletree.learner.rows import Row, all_trained, build_row
 from whippletree.learner.scoring import ScoreOptions, Scores
 from whippletree.learner.stats import Sums, UpdateStats
-from whippletree.types import Sample
 
 T = TypeVar("T")
 
@@ -221,15 +220,4 @@ class RankedLearner(Learner):
 
 def _row_of(token_ids: Sequence[int]) -> Row:
     """One sample in which every token but the first is a target."""
-    length = len(token_ids)
-    sample = Sample(
-        sample_id="scored",
-        rollout_id="scored",
-        group_id="scored",
-        call_ids=(),
-        token_ids=np.array(token_ids, np.int32),
-        trained=np.arange(length) > 0,
-        logprobs=np.zeros(length, np.float32),
-        versions=np.zeros(length, np.int32),
-    )
-    return build_row([sample], {"scored": 0.0}, {"scored": 1.0})
+    return build_row([all_trained("scored", token_ids)], {"scored": 0.0}, {"scored": 1.0})

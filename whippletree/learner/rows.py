@@ -223,3 +223,18 @@ class _Forest:
         for path, end in zip(self.paths, self._ends, strict=True):
             found[path] = end
         return found
+
+
+def all_trained(name: str, token_ids: Sequence[int]) -> Sample:
+    """A sample of these tokens and of a rollout of that name, to be scored: all but the first are trained."""
+    length = len(token_ids)
+    return Sample(
+        sample_id=name,
+        rollout_id=name,
+        group_id=name,
+        call_ids=(),
+        token_ids=np.array(token_ids, np.int32),
+        trained=np.arange(length) > 0,
+        logprobs=np.zeros(length, np.float32),
+        versions=np.zeros(length, np.int32),
+    )

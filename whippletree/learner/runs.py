@@ -13,6 +13,7 @@ Invariants (tests/learner/test_runs.py): every token is in one run; the path bef
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,10 +131,10 @@ def _one(
     return torch.softmax(scores.masked_fill(~allowed, float("-inf")), dim=-1) @ v
 
 
-def register() -> None:
-    """Make NAME known to transformers."""
+def register(name: str = NAME, function: Callable[..., tuple[torch.Tensor, None]] = attention) -> None:
+    """Make an attention known to transformers under a name; a plain forward gets the masks of "sdpa"."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, sdpa_mask)
