@@ -42,7 +42,7 @@ def test_a_shipped_function_and_a_users_own_are_found(mine: None) -> None:
         (":half", "is not known"),
         ("mine:", "is not known"),
         ("no_such_module_anywhere:half", "No module named.*check that the module can be imported"),
-        ("mine:third", "third.*check that the module can be imported"),
+        ("mine:third", "third.*define it in mine"),
         ("mine:constant", r"is not a function \(it is called with \(value\)\)"),
         ("mine:two", r"missing a required argument: 'other' \(it is called with \(value\)\)"),
         (".mine:half", "is not known"),

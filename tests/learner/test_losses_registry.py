@@ -87,8 +87,8 @@ def test_a_loss_of_ones_own():
 @pytest.mark.parametrize(
     ("function", "settings", "message"),
     [
-        ("my_losses", {}, "names no function"),
-        ("my_losses:", {}, "names no function"),
+        ("my_losses", {}, "is not of the form"),
+        ("my_losses:", {}, "is not of the form"),
         ("my_losses:NOT_A_FUNCTION", {}, "names no function"),
         ("my_losses:halvde", {}, "halvde"),
         ("no_such_module:loss", {}, "no_such_module"),

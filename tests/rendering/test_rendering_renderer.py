@@ -104,7 +104,7 @@ def test_another_implementation_is_loaded_by_name(models_dir: Path, tmp_path: Pa
     assert isinstance(loaded, ChatRenderer)
     assert loaded.policy == "keep"
     for wrong in ("my_chat_format:nothing", "no.such.module:build", "my_chat_format"):
-        with pytest.raises(ConfigurationError, match='write "module:function"'):
+        with pytest.raises(ConfigurationError, match=r"rendering\.renderer '"):
             load_renderer(models_dir / "tiny", RenderingConfig(renderer=wrong))
 
 

@@ -8,13 +8,13 @@ Invariants (tests/batching/test_batching_registry.py):
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from whippletree.errors import ConfigurationError
+from whippletree.loading import load_named
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,16 +50,12 @@ class Registry(Generic[F]):
         return f'{known}; write "module:function" for your own'
 
     def _own(self, name: str) -> F:
-        module, _, attribute = name.partition(":")
         wants = f"it is called with ({', '.join(self.arguments)})"
-        try:
-            found: F = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigurationError(f"{self.what} {name!r}: {error}", "check that the module can be imported here") from error
+        found = load_named(self.what, name)
         if not callable(found):
             raise ConfigurationError(f"{self.what} {name!r} is not a function", wants)
         try:
             inspect.signature(found).bind(*self.arguments)
         except TypeError as error:
             raise ConfigurationError(f"{self.what} {name!r}: {error}", wants) from error
-        return found
+        return cast(F, found)

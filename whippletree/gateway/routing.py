@@ -9,11 +9,11 @@ Invariants (tests/gateway/test_gateway_routing.py): a replica that is down or wh
 
 from __future__ import annotations
 
-import importlib
 import zlib
 from collections.abc import Sequence
 
 from whippletree.errors import ConfigurationError
+from whippletree.loading import load_named
 from whippletree.protocols import ReplicaView, RoutedCall, Router
 
 __all__ = ["ReplicaView", "RoutedCall", "StickyRouter", "load_router", "usable"]
@@ -47,11 +47,14 @@ def load_router(name: str) -> Router:
     """
     if not name:
         return StickyRouter()
-    module, _, attribute = name.partition(":")
+    make = load_named("gateway.router", name)
+    if not callable(make):
+        raise ConfigurationError(f"gateway.router {name!r} is neither a class nor a function", "see protocols.Router")
     try:
-        router = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"gateway.router {name!r} cannot be made: {error}", "write it as module:name") from error
+        router = make()
+    except Exception as error:  # a user's code may raise anything
+        cause = f"gateway.router {name!r} cannot be made: {type(error).__name__}: {error}"
+        raise ConfigurationError(cause, "it is called without arguments") from error
     if not isinstance(router, Router):
         raise ConfigurationError(f"gateway.router {name!r} has no choose method", "see protocols.Router")
     return router

@@ -13,7 +13,6 @@ Invariants (tests/rendering/test_rendering_renderer.py):
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -21,6 +20,7 @@ from typing import cast
 import msgspec
 
 from whippletree.errors import ConfigurationError, RequestError
+from whippletree.loading import load_named
 from whippletree.protocols import Recorded, Renderer
 from whippletree.rendering.bridging import exact_remainder, kept_remainder
 from whippletree.rendering.caching import ByteCache
@@ -174,9 +174,7 @@ def _stop_token_ids(codec: Codec, layout: Layout, model_dir: Path, config: Rende
 
 
 def _custom(name: str, model_dir: Path, config: RenderingConfig) -> Renderer:
-    module, _, attribute = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"rendering.renderer {name!r} cannot be loaded: {error}", 'write "module:function"') from error
+    factory = load_named("rendering.renderer", name)
+    if not callable(factory):
+        raise ConfigurationError(f"rendering.renderer {name!r} is not a function", "it is called with (model_dir, config)")
     return cast(Renderer, factory(model_dir, config))

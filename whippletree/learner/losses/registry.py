@@ -7,7 +7,6 @@ Invariants (tests/learner/test_losses_registry.py):
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ from whippletree.learner.losses.base import LossOutput, Tokens
 from whippletree.learner.losses.gspo import gspo, gspo_token
 from whippletree.learner.losses.imitation import distill_forward, distill_reverse, sft
 from whippletree.learner.losses.policy import cispo, dual_clip, masked_importance, ppo_clip, reinforce
+from whippletree.loading import load_named
 
 Loss = Callable[[Tokens], LossOutput]
 
@@ -44,12 +44,8 @@ def load_loss(config: settings.LossConfig) -> Loss:
 
 
 def _custom(config: settings.CustomLoss) -> Loss:
-    module, _, attribute = config.function.partition(":")
     told = f"learner.loss.function {config.function!r}"
-    try:
-        function = getattr(importlib.import_module(module), attribute) if module and attribute else None
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"{told} cannot be loaded: {error}", 'write "module:function", importable here') from error
+    function = load_named("learner.loss.function", config.function)
     if not callable(function):
         raise ConfigurationError(f"{told} names no function", 'write "module:function"')
     try:
