@@ -21,7 +21,7 @@ from sandbox_suite_out import OutSuite
 from whippletree import sandboxes
 from whippletree.errors import ConfigurationError, SandboxError
 from whippletree.protocols import Limits, NetworkPolicy, SandboxHandle, SandboxSpec
-from whippletree.sandboxes import pod_manifest
+from whippletree.sandboxes.pods import manifest as pod_manifest
 
 pytestmark = pytest.mark.kube
 
@@ -296,7 +296,7 @@ async def test_what_no_pod_can_be_is_refused(make: Make, site: PodSite) -> None:
 
 
 async def test_a_cluster_is_found_or_the_reason_is_told(site: PodSite, tmp_path: Path) -> None:
-    from whippletree.sandboxes import pod_cluster
+    from whippletree.sandboxes.pods import cluster as pod_cluster
 
     assert await pod_cluster.reason(site.config()) == ""
     assert "cannot read" in await pod_cluster.reason(site.config(kubeconfig=str(tmp_path / "none")))

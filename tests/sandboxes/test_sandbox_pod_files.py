@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from whippletree.errors import SandboxError
-from whippletree.sandboxes import pod_files
-from whippletree.sandboxes.pod_files import Incoming, pack
+from whippletree.sandboxes.pods import files as pod_files
+from whippletree.sandboxes.pods.files import Incoming, pack
 
 
 def archive(fill: Callable[[tarfile.TarFile], None]) -> bytes:

@@ -16,8 +16,10 @@ from whippletree.configuration import convert, dump
 from whippletree.errors import ConfigurationError, SandboxError
 from whippletree.kubernetes.config import EgressRule
 from whippletree.protocols import Limits, NetworkPolicy, PodAddress, Sandbox, SandboxHandle, SandboxSpec
-from whippletree.sandboxes import pod_cluster, pod_manifest, pod_scripts
 from whippletree.sandboxes.config import KubernetesSandboxConfig, SandboxConfig
+from whippletree.sandboxes.pods import cluster as pod_cluster
+from whippletree.sandboxes.pods import manifest as pod_manifest
+from whippletree.sandboxes.pods import scripts as pod_scripts
 
 CONFIG = KubernetesSandboxConfig(image="python:3.12", dns=())
 SPEC = SandboxSpec(sandbox_id="Wt_1.a", environment={"KEY": "secret-value"}, limits=Limits(memory_mb=300))

@@ -16,8 +16,8 @@ import pytest
 from sandbox_suite import processes_with
 
 from whippletree.protocols import Limits
-from whippletree.sandboxes import pod_scripts as scripts
-from whippletree.sandboxes import pod_usage
+from whippletree.sandboxes.pods import scripts
+from whippletree.sandboxes.pods import usage as pod_usage
 
 LIMITS = Limits(memory_mb=0, open_files=0, file_mb=0)
 APPLETS = [tool for tool in (*scripts.TOOLS, "seq", "setsid", "sort", "ls", "chmod", "mkfifo", "ln", "dd") if tool != "sh"]

@@ -2,8 +2,7 @@
 
 One file per backend: `bubblewrap` (own root, processes and network), `runc` and `podman_backend` (the same on an overlay, also
 of an image) and `process` (a private folder, no isolation). These are kept by the same small process (`keeper`), so that
-commands, copies, limits and clean-up behave alike. A `pod` is elsewhere: it has the same protocol and no keeper (`pod`, and the
-modules whose names begin with it).
+commands, copies, limits and clean-up behave alike. A pod is elsewhere: it has the same protocol and no keeper (package `pods`).
 
 Who holds whom (an arrow means: when the left end dies, the right end ends everything and goes):
 

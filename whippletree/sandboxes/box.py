@@ -35,7 +35,7 @@ from whippletree.sandboxes.network import Network
 from whippletree.types import Usage
 
 if TYPE_CHECKING:
-    from whippletree.sandboxes.pod_exec import SyncPodExec
+    from whippletree.sandboxes.pods.commands import SyncPodExec
 
 RECORD = "snapshot.json"
 _ANSWER_SECONDS = 60.0
@@ -363,6 +363,6 @@ def attach(handle: SandboxHandle) -> client.SyncExec | SyncPodExec:
     may read its kubeconfig."""
     if handle.pod is None:
         return client.SyncExec(handle)
-    from whippletree.sandboxes.pod_exec import SyncPodExec
+    from whippletree.sandboxes.pods.commands import SyncPodExec
 
     return SyncPodExec(handle)

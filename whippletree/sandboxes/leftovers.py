@@ -43,7 +43,7 @@ def clean(config: SandboxConfig, prefix: str = "") -> Cleaned:
     then. Raises ConfigurationError, and ClusterError where a cluster does not answer.
     """
     if config.kind == "kubernetes":
-        from whippletree.sandboxes import pod_cluster
+        from whippletree.sandboxes.pods import cluster as pod_cluster
 
         gone, held = asyncio.run(pod_cluster.clean(config, prefix))
         return Cleaned(removed=tuple(gone), alive=tuple(held))

@@ -105,7 +105,7 @@ def probe(config: SandboxConfig | None = None) -> SandboxSupport:
 def _try_kubernetes(config: SandboxConfig) -> str:
     """Why no cluster can be used; "" where one answers. Which images it can run is not tried."""
     try:
-        from whippletree.sandboxes import pod_cluster
+        from whippletree.sandboxes.pods import cluster as pod_cluster
     except ModuleNotFoundError as error:
         return f"the module {error.name} is missing: install whippletree[kubernetes]"
     return _aside(pod_cluster.reason(config))
@@ -265,7 +265,7 @@ def build_any(
     if backend.kind != "kubernetes":
         return build(config, spec, backend, gateway=gateway, snapshot=snapshot, processes=processes)
     try:
-        from whippletree.sandboxes.pod import PodSandbox
+        from whippletree.sandboxes.pods.sandbox import PodSandbox
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f'sandbox.kind = "kubernetes" needs the module {error.name}', "install whippletree[kubernetes]"

@@ -39,15 +39,18 @@ from whippletree.protocols import (
     SandboxSpec,
     Snapshot,
 )
-from whippletree.sandboxes import pod_cluster, pod_files, pod_snapshots, pod_usage
-from whippletree.sandboxes import pod_manifest as manifests
-from whippletree.sandboxes import pod_scripts as scripts
 from whippletree.sandboxes.backends import check_names
 from whippletree.sandboxes.client import OUTPUT_LIMIT
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.sandboxes.files import parts_of
-from whippletree.sandboxes.pod_exec import PodExec, container_of, read_by_shell, shell
-from whippletree.sandboxes.pod_snapshots import COPY_SECONDS, Scripts
+from whippletree.sandboxes.pods import cluster as pod_cluster
+from whippletree.sandboxes.pods import files as pod_files
+from whippletree.sandboxes.pods import manifest as manifests
+from whippletree.sandboxes.pods import scripts
+from whippletree.sandboxes.pods import snapshots as pod_snapshots
+from whippletree.sandboxes.pods import usage as pod_usage
+from whippletree.sandboxes.pods.commands import PodExec, container_of, read_by_shell, shell
+from whippletree.sandboxes.pods.snapshots import COPY_SECONDS, Scripts
 from whippletree.types import Usage
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ import msgspec
 from whippletree.errors import ClusterError, SandboxError
 from whippletree.kubernetes.channels import CommandEnd, Container
 from whippletree.protocols import SandboxHandle, SandboxSpec, Snapshot
-from whippletree.sandboxes import pod_scripts as scripts
 from whippletree.sandboxes.box import RECORD
 from whippletree.sandboxes.checkpoint import ARCHIVE
-from whippletree.sandboxes.pod_exec import shell
+from whippletree.sandboxes.pods import scripts
+from whippletree.sandboxes.pods.commands import shell
 
 COPY_SECONDS = 600.0
 _ANSWER_SECONDS = 60.0

@@ -20,8 +20,9 @@ from whippletree.kubernetes.network import egress
 from whippletree.kubernetes.objects import Manifest
 from whippletree.kubernetes.template import Template, marked, table
 from whippletree.protocols import NetworkPolicy, SandboxSpec
-from whippletree.sandboxes import egress_rules, pod_scripts
+from whippletree.sandboxes import egress_rules
 from whippletree.sandboxes.config import KubernetesSandboxConfig
+from whippletree.sandboxes.pods import scripts as pod_scripts
 from whippletree.types import Struct
 
 SANDBOX = "whippletree/sandbox"  # a slug as label, the whole id as annotation

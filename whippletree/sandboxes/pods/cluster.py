@@ -22,8 +22,8 @@ from whippletree.errors import ClusterError, ConfigurationError, SandboxError, W
 from whippletree.kubernetes.access import open_access
 from whippletree.kubernetes.client import PODS, POLICIES, Cluster
 from whippletree.kubernetes.objects import Named, Pod
-from whippletree.sandboxes import pod_manifest as manifests
 from whippletree.sandboxes.config import SandboxConfig
+from whippletree.sandboxes.pods import manifest as manifests
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ _TIMES = slice(11, 15)  # user and system time of a process, and of those that i
 
 
 def parse(said: bytes) -> Usage:
-    """Reads the lines of `pod_scripts.USAGE`."""
+    """Reads the lines of `scripts.USAGE`."""
     first: dict[str, int] = {}
     ticks = disk = 0
     for line in said.decode("utf-8", "replace").splitlines():

@@ -30,8 +30,8 @@ from whippletree.errors import ClusterError, SandboxError
 from whippletree.kubernetes.access import Access, open_access
 from whippletree.kubernetes.channels import CommandEnd, Container
 from whippletree.protocols import ExecResult, PodAddress, SandboxHandle
-from whippletree.sandboxes import pod_scripts as scripts
 from whippletree.sandboxes.client import OUTPUT_LIMIT, TIMED_OUT, OnOutput
+from whippletree.sandboxes.pods import scripts
 from whippletree.types import Struct
 
 log = logging.getLogger(__name__)
