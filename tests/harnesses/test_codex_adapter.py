@@ -67,6 +67,7 @@ def test_its_configuration_names_the_gateway_and_nobody_else() -> None:
         }
     }
     assert (found["model"], found["model_provider"]) == ("policy", "whippletree")
+    assert found["shell_environment_policy"] == {"exclude": ["WHIPPLETREE_KEY"]}
     assert found["check_for_update_on_startup"] is False and found["analytics"] == {"enabled": False}
     assert (found["model_context_window"], found["model_auto_compact_token_limit"]) == (200_000, 180_000)
 

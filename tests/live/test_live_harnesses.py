@@ -182,6 +182,13 @@ async def test_an_agent_that_goes_on_beyond_its_limit_is_stopped_and_told_of(nam
     assert told.account is not None and told.account.worst in (None, "INFO", "WARN"), told
 
 
+async def test_commands_of_codex_run_without_the_key(world: World, tmp_path: Path) -> None:
+    look = turn("I look.", ("exec_command", {"cmd": "env | grep -c KEY= > out.txt; echo seen"}))
+    world.answer = lambda text: FINAL if "<tool_response>" in text else look
+    told = await world.run("codex", tmp_path)
+    assert told.written == b"0\n", told
+
+
 LEAN = {"claude-code": {"Bash", "Read", "Edit", "Write"}, "codex": {"exec_command", "write_stdin"}}
 
 

@@ -114,7 +114,7 @@ class ClaudeCode(Packaged):
         compacts=True,
         exit_code="0: the turn ended; 1: an error or a limit; its output says which, with a subtype that may say success",
         variations=("tools", "system", "steps"),
-        fixed_prompt_chars=17_000,
+        fixed_prompt_chars=12_000,
         notes=(
             "the system prompt holds today's date, the working directory and facts of the machine and the git repository",
             "a 400 makes it drop features and change its tools, in up to six requests at once",

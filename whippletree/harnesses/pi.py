@@ -85,9 +85,9 @@ class Pi(Packaged):
         shell_tool="bash",
         sampled_turn="arguments re-serialised",
         compacts=True,
-        exit_code="0: the turn ended, also after an error of the API in JSON mode; 1: an error; the session file decides",
+        exit_code="0: the turn ended (in its JSON mode also after an error); 1: an error; the session file decides",
         variations=("tools", "system", "steps"),
-        fixed_prompt_chars=5_700,
+        fixed_prompt_chars=5_500,
         notes=("the system prompt holds today's date and the working directory",),
     )
 
