@@ -13,7 +13,10 @@ from whippletree.protocols import Harness
 __all__ = ["NAMES", "load_harness", "shipped_settings"]
 
 NAMES = {
+    "claude-code": "whippletree.harnesses.claude_code:ClaudeCode",
+    "codex": "whippletree.harnesses.codex:Codex",
     "mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent",
+    "pi": "whippletree.harnesses.pi:Pi",
 }
 
 
