@@ -818,6 +818,15 @@ class Harness(Protocol):
 
 
 @runtime_checkable
+class ConfiguredHarness(Harness, Protocol):
+    """A harness whose `read_only`, or the meaning of its end, depends on its settings: each source has an object of its own."""
+
+    def configured(self, settings: Mapping[str, object]) -> Harness:
+        """The adapter with these settings. Raises ConfigurationError."""
+        ...
+
+
+@runtime_checkable
 class PoolHarness(Harness, Protocol):
     """A Python harness that can be imported once and run many times in one host process."""
 

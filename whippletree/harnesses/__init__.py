@@ -13,6 +13,8 @@ from whippletree.protocols import Harness
 __all__ = ["NAMES", "load_harness", "shipped_settings"]
 
 NAMES = {
+    "callable": "whippletree.harnesses.callable:PythonCallable",
+    "command": "whippletree.harnesses.command:Command",
     "mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent",
 }
 

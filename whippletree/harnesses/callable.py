@@ -5,7 +5,7 @@ runs inside the sandbox, one process per attempt, by a Python of its own if the 
 (callable_context.Context), so an agent moves from one to the other without a change.
 
 Invariants (tests/harnesses/test_callable_adapter.py, test_callable_live.py):
-- the key is given in the context alone: not on a command line, in a file, or in the environment of the function or its commands;
+- the key is given in the context alone: not on a command line, in a file, or in the environment of commands;
 - a function that cannot be found is a ConfigurationError in a pool host, and a crash with its reason in process mode;
 - both modes send the same requests.
 """
@@ -60,11 +60,11 @@ class PythonCallable(Adapter):
 
     def configured(self, settings: Mapping[str, object]) -> PythonCallable:
         """The adapter with these settings. Raises ConfigurationError."""
-        return PythonCallable(convert(CallableSettings, dict(settings), "harness callable"))
+        return PythonCallable(_checked(convert(CallableSettings, dict(settings), "harness callable")))
 
     def plan(self, spec: AttemptSpec) -> LaunchPlan:
         """Process mode: this package's file for it, and a request without the key. Raises ConfigurationError."""
-        chosen = read_settings(CallableSettings, spec, self.name)
+        chosen = _checked(read_settings(CallableSettings, spec, self.name))
         request = {
             "function": chosen.function,
             "path": FOLDER if chosen.path else "",
@@ -110,7 +110,7 @@ class PythonCallable(Adapter):
 
         Raises ConfigurationError when it cannot be found, SandboxError when the sandbox fails, HarnessError without a sandbox.
         """
-        chosen = read_settings(CallableSettings, spec, self.name)
+        chosen = _checked(read_settings(CallableSettings, spec, self.name))
         if spec.sandbox is None:
             raise HarnessError(f"rollout {spec.rollout_id} has no sandbox", "give the attempt one: commands must run in it")
         try:
@@ -140,9 +140,19 @@ class PythonCallable(Adapter):
             return HarnessResult(exit_status=type(error).__name__, steps=context.steps, crashed=True, message=told)
 
 
+def _checked(chosen: CallableSettings) -> CallableSettings:
+    if not chosen.function:
+        raise ConfigurationError("harness callable: function is missing", 'name it as "module:function" in the settings')
+    return chosen
+
+
 def _result(ending: Ending) -> HarnessResult:
-    ran_out = "budget" if ending.status == "OutOfSteps" else ""
-    return HarnessResult(exit_status=ending.status, steps=ending.steps, message=ending.message, ran_out=ran_out)
+    return HarnessResult(
+        exit_status=ending.status,
+        steps=ending.steps,
+        message=ending.message,
+        ran_out="budget" if ending.status == "OutOfSteps" else "",
+    )
 
 
 def _ending(output: str) -> Ending | None:
@@ -181,11 +191,20 @@ def _python(chosen: CallableSettings) -> str:
 def _shown(chosen: CallableSettings) -> tuple[tuple[str, str], ...]:
     """The agent's folder, and what its Python needs. Raises ConfigurationError where one of them is not there."""
     if chosen.path and not Path(chosen.path).is_dir():
-        raise ConfigurationError(f"harness callable: path {chosen.path!r} is no folder", "it is taken from the working directory")
+        raise ConfigurationError(
+            f"harness callable: path {chosen.path!r} is no folder", "it is taken from the working directory"
+        )
     python = Path(_python(chosen))
     if not python.is_file():
         raise ConfigurationError(f"harness callable: there is no python {chosen.python!r}", "name the file, or leave it out")
-    home = python.parent.parent
-    prefixes = [home] if (home / "pyvenv.cfg").is_file() else []
     folder = ((_folder(chosen), FOLDER),) if chosen.path else ()
-    return (*folder, *interpreter(*prefixes, python.resolve().parent.parent))
+    return (*folder, *interpreter(*_prefixes(python)))
+
+
+def _prefixes(python: Path) -> list[Path]:
+    """The folders that this Python runs from: of a virtual environment, its own and the one that it is made from."""
+    found, settings = [python.resolve().parent.parent], python.parent.parent / "pyvenv.cfg"
+    if settings.is_file():
+        lines = dict(line.split(" = ", 1) for line in settings.read_text(encoding="utf-8").splitlines() if " = " in line)
+        found += [settings.parent, Path(lines.get("home", python.parent)).parent]
+    return found

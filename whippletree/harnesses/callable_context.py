@@ -55,9 +55,9 @@ Runner = Callable[[Sequence[str], float], Output]
 class Context:
     """One attempt, as the function sees it.
 
-    `base_url` ends in /v1 (for clients of OpenAI's dialects; `root_url` for the others), `api_key` is this attempt's own, `model`
-    is the name to ask for. `deadline` is in seconds of time.monotonic(). Files that the function leaves in `output_dir` are kept
-    with the attempt; `trajectory.json` there, in ATIF, is compared with what was captured. `options` are the settings' own.
+    `base_url` ends in /v1 (for clients of OpenAI's dialects; `root_url` for the others), `api_key` is this attempt's own,
+    `model` is the name to ask for. `deadline` is in seconds of time.monotonic(). `trajectory.json` that the function leaves in
+    `output_dir`, in ATIF, is compared with what was captured. `options` are the settings' own.
     """
 
     instruction: str

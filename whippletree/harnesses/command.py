@@ -23,7 +23,7 @@ from collections.abc import Mapping
 import msgspec
 
 from whippletree.configuration import convert
-from whippletree.errors import HarnessError
+from whippletree.errors import ConfigurationError, HarnessError
 from whippletree.harnesses.config import CommandSettings
 from whippletree.harnesses.packages import HOME, Adapter, read_settings, root_of
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan
@@ -59,11 +59,11 @@ class Command(Adapter):
 
     def configured(self, settings: Mapping[str, object]) -> Command:
         """The adapter with these settings. Raises ConfigurationError."""
-        return Command(convert(CommandSettings, dict(settings), "harness command"))
+        return Command(_checked(convert(CommandSettings, dict(settings), "harness command")))
 
     def plan(self, spec: AttemptSpec) -> LaunchPlan:
         """The settings' command, with what the attempt puts in its placeholders. Raises ConfigurationError."""
-        chosen = read_settings(CommandSettings, spec, self.name)
+        chosen = _checked(read_settings(CommandSettings, spec, self.name))
         values = _values(chosen, spec)
         url, key = _VARIABLES[chosen.dialect]
         environment = {"HOME": HOME, url: values["base_url"], key: spec.api_key}
@@ -98,6 +98,14 @@ class Command(Adapter):
         if self._chosen is None:
             raise HarnessError("harness command has no settings", "use the object that configured(settings) gives")
         return self._chosen
+
+
+def _checked(chosen: CommandSettings) -> CommandSettings:
+    if not chosen.argv:
+        raise ConfigurationError(
+            "harness command: argv is missing", "write the program's command line in the harness's settings"
+        )
+    return chosen
 
 
 def _values(chosen: CommandSettings, spec: AttemptSpec) -> dict[str, str]:
