@@ -15,6 +15,7 @@ __all__ = ["NAMES", "load_harness", "shipped_settings"]
 NAMES = {
     "callable": "whippletree.harnesses.callable:PythonCallable",
     "command": "whippletree.harnesses.command:Command",
+    "mistral-vibe": "whippletree.harnesses.mistral_vibe:MistralVibe",
     "mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent",
 }
 

@@ -141,3 +141,37 @@ class CallableSettings(Config):
             raise ValueError(f'function is {self.function!r}: write it as "module:function"')
         if self.step_limit < 0 or self.command_seconds < 1:
             raise ValueError("step_limit is at least 0 and command_seconds at least 1")
+
+
+class VibeSettings(Config):
+    """Settings of Mistral Vibe.
+
+    Example: VibeSettings(dialect="messages", prompt="minimal", step_limit=20)
+    """
+
+    dialect: Literal["chat", "responses", "messages"] = "chat"
+    """What it speaks to the gateway."""
+
+    step_limit: int = 0
+    """Model calls after which it ends (then the attempt is judged as it stands); 0: no limit."""
+
+    prompt: Literal["cli", "lean", "minimal"] = "cli"
+    """Which of its own system prompts it uses."""
+
+    system_prompt: str = ""
+    """A system prompt instead of its own; empty: its own."""
+
+    project_context: bool = True
+    """Whether the system prompt tells of the working directory and its git repository."""
+
+    subagents: bool = True
+    """Whether it may start sub-agents."""
+
+    background_processes: bool = True
+    """Whether it may leave processes running."""
+
+    context_tokens: int = 0
+    """The model's context, tokens, as it is told; 0: it is not told."""
+
+    compact_at: int = 0
+    """Tokens of history at which it sums the history up; 0: its own 200000, or 80% of context_tokens."""
