@@ -65,3 +65,49 @@ async def test_mistral_vibe_is_captured_whole_and_tells_the_same(dialect: str, w
     assert ran.written == b"amber-birch\n", ran.output[-3000:]
     assert (ran.end.result.exit_status, ran.end.result.steps, ran.end.result.crashed) == ("finished", 2, False)
     assert_captured(world, ran, dialect, main=2)
+
+
+@pytest.mark.of("openhands")
+async def test_openhands_is_captured_whole_and_tells_the_same(world: World):
+    """It sends reasoning back for models of which it knows that they want that."""
+    world.answer = once(tool_call("terminal", command=COMMAND), tool_call("finish", message="Done."))
+    ran = await world.run("openhands", installed=_directory(), treat_as="kimi-k2-thinking")
+    assert ran.written == b"amber-birch\n", ran.output[-3000:]
+    assert (ran.end.result.exit_status, ran.end.result.steps, ran.end.result.crashed) == ("finished", 2, False)
+    assert_captured(world, ran, "chat", main=2)
+
+
+@pytest.mark.of("openhands")
+async def test_openhands_without_reasoning_and_with_few_tools(world: World):
+    call = tool_call("terminal", command=COMMAND).partition("</think>\n\n")[2]
+    world.answer = once(call, "Done.")
+    ran = await world.run(
+        "openhands", installed=_directory(), tools=["terminal"], system_prompt="You are short.", condense_at=0
+    )
+    assert ran.written == b"amber-birch\n", ran.output[-3000:]
+    assert (ran.end.result.exit_status, ran.end.result.crashed) == ("finished", False)
+    trace = assert_captured(world, ran, "chat", main=2)
+    first = trace.nodes[0]
+    assert b"You are short." in first.messages_json and all(node.role == "main" for node in trace.nodes)
+
+
+EDIT = "I create the file.\n\nout.txt\n```\namber-birch\n```\n"
+
+
+@pytest.mark.of("aider")
+@pytest.mark.parametrize("stream", [True, False])
+async def test_aider_is_captured_whole_with_its_commit_message_apart(stream: bool, world: World):
+    world.answer = lambda prompt: "feat: write a file" if "commit message" in prompt else EDIT
+    ran = await world.run("aider", installed=_directory(), stream=stream)
+    assert ran.written == b"amber-birch\n", ran.output[-3000:]
+    assert (ran.end.result.exit_status, ran.end.result.steps, ran.end.result.crashed) == ("Done", 1, False)
+    assert "feat: write a file" in ran.output and "githubusercontent" not in ran.output
+    assert_captured(world, ran, "chat", main=1, side=1)
+
+
+@pytest.mark.of("aider")
+async def test_aider_without_commits_asks_once(world: World):
+    world.answer = lambda prompt: EDIT
+    ran = await world.run("aider", installed=_directory(), commits=False, map_tokens=0)
+    assert ran.written == b"amber-birch\n", ran.output[-3000:]
+    assert_captured(world, ran, "chat", main=1)

@@ -13,9 +13,11 @@ from whippletree.protocols import Harness
 __all__ = ["NAMES", "load_harness", "shipped_settings"]
 
 NAMES = {
+    "aider": "whippletree.harnesses.aider:Aider",
     "callable": "whippletree.harnesses.callable:PythonCallable",
     "command": "whippletree.harnesses.command:Command",
     "mistral-vibe": "whippletree.harnesses.mistral_vibe:MistralVibe",
+    "openhands": "whippletree.harnesses.openhands:OpenHands",
     "mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent",
 }
 

@@ -175,3 +175,60 @@ class VibeSettings(Config):
 
     compact_at: int = 0
     """Tokens of history at which it sums the history up; 0: its own 200000, or 80% of context_tokens."""
+
+
+class OpenHandsSettings(Config):
+    """Settings of the OpenHands SDK's agent.
+
+    Example: OpenHandsSettings(tools=("terminal", "finish"), step_limit=30)
+    """
+
+    tools: tuple[str, ...] = ("terminal", "file_editor", "task_tracker", "finish", "think")
+    """Its tools, any of these five."""
+
+    system_prompt: str = ""
+    """A system prompt instead of its own; empty: its own."""
+
+    step_limit: int = 500
+    """Model calls after which it ends (then the attempt is judged as it stands)."""
+
+    condense_at: int = 80
+    """Events of history at which it sums the history up; 0: never."""
+
+    retries: int = 5
+    """Repeats of a model request that failed, 8 to 64 seconds apart."""
+
+    treat_as: str = ""
+    """A model that it knows, whose abilities it is to assume; "kimi-k2-thinking" makes it send reasoning back. Empty: what it
+    assumes of a model that it does not know."""
+
+
+class AiderSettings(Config):
+    """Settings of aider.
+
+    Example: AiderSettings(edit_format="diff", files=("app.py",), commits=False)
+    """
+
+    edit_format: Literal["whole", "diff", "diff-fenced", "udiff", "ask"] = "whole"
+    """How the model writes its edits."""
+
+    files: tuple[str, ...] = ()
+    """Files that it is given to edit, relative to the working directory; others it must ask for."""
+
+    commits: bool = True
+    """Whether it commits its edits; the message of a commit is a model call of its own."""
+
+    map_tokens: int = 1024
+    """Tokens of the map of the repository in its prompt; 0: none."""
+
+    context_tokens: int = 32768
+    """The model's context, tokens, as it is told."""
+
+    output_tokens: int = 8192
+    """The longest answer, tokens, as it is told."""
+
+    language: str = "English"
+    """The language that the model is asked to answer in."""
+
+    stream: bool = True
+    """Whether answers are streamed."""
