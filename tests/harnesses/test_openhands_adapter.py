@@ -1,4 +1,4 @@
-"""The OpenHands SDK's adapter: what it launches, what its end means, and its events as ATIF (records put small and reworded)."""
+"""The OpenHands SDK's adapter: what it launches, what its end means, and its events as ATIF ."""
 
 from __future__ import annotations
 
