@@ -18,8 +18,8 @@ import msgspec
 
 from whippletree.errors import ConfigurationError
 from whippletree.harnesses.atif_steps import Steps
-from whippletree.harnesses.config import AiderSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings
+from whippletree.harnesses.python_config import AiderSettings
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
 from whippletree.traces.atif import Agent, Metrics
 

@@ -28,8 +28,8 @@ from whippletree.configuration import convert
 from whippletree.errors import ConfigurationError, HarnessError, WhippletreeError
 from whippletree.harnesses import callable_context
 from whippletree.harnesses.callable_context import Context, Ending, Output, Runner
-from whippletree.harnesses.config import CallableSettings
 from whippletree.harnesses.packages import HOME, Adapter, interpreter, read_settings
+from whippletree.harnesses.python_config import CallableSettings
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, SandboxHandle
 from whippletree.traces.atif import read_trajectory
 

@@ -24,8 +24,8 @@ import msgspec
 
 from whippletree.configuration import convert
 from whippletree.errors import ConfigurationError, HarnessError
-from whippletree.harnesses.config import CommandSettings
 from whippletree.harnesses.packages import HOME, Adapter, read_settings, root_of
+from whippletree.harnesses.python_config import CommandSettings
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan
 from whippletree.traces.atif import read_trajectory
 

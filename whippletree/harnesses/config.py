@@ -49,186 +49,135 @@ class MiniSettings(Config):
     """Repeats of a model request that failed, within about two seconds; the gateway joins repeats into one call."""
 
 
-class CommandSettings(Config):
-    """Settings of the generic command adapter: how to start a program that takes a base URL.
+class ClaudeCodeSettings(Config):
+    """Settings of Claude Code; the defaults give prompts that are small and vary least.
 
-    Placeholders are {instruction}, {base_url}, {root_url}, {model}, {workdir} and {output_dir}; any other brace is text.
-
-    Example: CommandSettings(argv=("/opt/agent/run", "--url", "{base_url}", "{instruction}"))
+    Example: ClaudeCodeSettings(tools=("Bash", "Read"), step_limit=20)
     """
 
-    argv: tuple[str, ...] = ()
-    """The command line, as seen inside the sandbox, with placeholders; it is needed."""
+    profile: Literal["bare", "lean", "full"] = "lean"
+    """"lean": four tools, no experimental features, memory, attribution line or marks for prompt caches, so that prompts are
+    small and extend exactly; "bare": its own minimal mode besides, without instruction files, hooks and most of the system
+    prompt; "full": what a user gets without settings, sub-agents included."""
 
-    environment: dict[str, str] = {}
-    """Environment variables, with placeholders and {api_key}. The variables of the dialect are set in any case."""
+    model: str = ""
+    """The model name that it is told; empty: the run's. Names of real models switch on what it knows of them."""
 
-    files: dict[str, str] = {}
-    """Files to write before the start, path inside to text, with placeholders; {api_key} only in files below /home/agent."""
+    system_prompt: str = ""
+    """Text that replaces its own system prompt; empty: its own."""
 
-    stdin: str = ""
-    """Text for its standard input, with placeholders; empty: none."""
+    system_append: str = ""
+    """Text after its system prompt; empty: none."""
 
-    dialect: Literal["chat", "responses", "messages", "gemini"] = "chat"
-    """What it speaks. {base_url} ends in /v1 for "chat" and "responses" and not for the others; its key is in OPENAI_API_KEY,
-    ANTHROPIC_API_KEY or GEMINI_API_KEY."""
-
-    read_only: tuple[tuple[str, str], ...] = ()
-    """Directories or files of this machine that it needs: pairs of the path here and the path inside."""
-
-    success_codes: tuple[int, ...] = (0,)
-    """Exit codes that mean that it did its job."""
-
-    crash_codes: tuple[int, ...] = ()
-    """Exit codes that mean that it failed at its job; empty: all but the other two lists. Where some are named, an exit code
-    that is in no list is an attempt that is judged as it stands."""
-
-    budget_codes: tuple[int, ...] = ()
-    """Exit codes that mean that a limit of its own ended it: its steps, tokens or cost."""
-
-    trajectory: str = ""
-    """Path inside of the ATIF file that it writes; empty: none."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError; `convert` adds the key."""
-        if any("{api_key}" in word for word in self.argv):
-            raise ValueError("argv holds {api_key}: every process of the machine could read it there; use environment")
-        if "{api_key}" in self.stdin:
-            raise ValueError("stdin holds {api_key}: use environment")
-        for path, text in self.files.items():
-            inside = path.startswith("/home/agent/") and ".." not in path.split("/")
-            if "{api_key}" in text and not inside:
-                raise ValueError(f"files: {path} holds {{api_key}} and is not below /home/agent")
-        for path in (*self.files, *(inside for _, inside in self.read_only), *([self.trajectory] if self.trajectory else [])):
-            if not path.startswith("/"):
-                raise ValueError(f"{path!r} is no absolute path inside the sandbox")
-        for here, _ in self.read_only:
-            if not here.startswith("/"):
-                raise ValueError(f"read_only: {here!r} is no absolute path of this machine")
-
-
-class CallableSettings(Config):
-    """Settings of the adapter for an agent that is a Python function.
-
-    Example: CallableSettings(function="agent:solve", path="examples/own_agent", step_limit=8)
-    """
-
-    function: str = ""
-    """The function, as "module:function"; it is needed, is called with one argument, a context, and may be a coroutine
-    function."""
-
-    path: str = ""
-    """Folder to import the module from, before all others; in process mode it is shown in the sandbox, read-only, and so are
-    all files in it. Empty: the module is one that the Python can import anyway."""
-
-    python: str = ""
-    """Process mode: the Python that runs it, for example that of a virtual environment with the agent's libraries; empty: the
-    one that runs Whippletree."""
-
-    step_limit: int = 20
-    """Model calls that the function may make, as it counts them by context.step(); 0: no limit."""
-
-    command_seconds: int = 30
-    """Time limit of one command of context.run, seconds, where the function names none."""
-
-    options: dict[str, object] = {}
-    """Whatever the function wants to read in context.options."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError; `convert` adds the key."""
-        module, separator, name = self.function.partition(":")
-        if self.function and not (separator and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))):
-            raise ValueError(f'function is {self.function!r}: write it as "module:function"')
-        if self.step_limit < 0 or self.command_seconds < 1:
-            raise ValueError("step_limit is at least 0 and command_seconds at least 1")
-
-
-class VibeSettings(Config):
-    """Settings of Mistral Vibe.
-
-    Example: VibeSettings(dialect="messages", prompt="minimal", step_limit=20)
-    """
-
-    dialect: Literal["chat", "responses", "messages"] = "chat"
-    """What it speaks to the gateway."""
+    tools: tuple[str, ...] = ()
+    """Names of the built-in tools to offer; empty: those of the profile."""
 
     step_limit: int = 0
-    """Model calls after which it ends (then the attempt is judged as it stands); 0: no limit."""
+    """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
 
-    prompt: Literal["cli", "lean", "minimal"] = "cli"
-    """Which of its own system prompts it uses."""
+    context_tokens: int = 200_000
+    """The model's context as it is told, in tokens, at least 100,000; close to it the history is compacted."""
 
-    system_prompt: str = ""
-    """A system prompt instead of its own; empty: its own."""
-
-    project_context: bool = True
-    """Whether the system prompt tells of the working directory and its git repository."""
-
-    subagents: bool = True
-    """Whether it may start sub-agents."""
-
-    background_processes: bool = True
-    """Whether it may leave processes running."""
-
-    context_tokens: int = 0
-    """The model's context, tokens, as it is told; 0: it is not told."""
-
-    compact_at: int = 0
-    """Tokens of history at which it sums the history up; 0: its own 200000, or 80% of context_tokens."""
-
-
-class OpenHandsSettings(Config):
-    """Settings of the OpenHands SDK's agent.
-
-    Example: OpenHandsSettings(tools=("terminal", "finish"), step_limit=30)
-    """
-
-    tools: tuple[str, ...] = ("terminal", "file_editor", "task_tracker", "finish", "think")
-    """Its tools, any of these five."""
-
-    system_prompt: str = ""
-    """A system prompt instead of its own; empty: its own."""
-
-    step_limit: int = 500
-    """Model calls after which it ends (then the attempt is judged as it stands)."""
-
-    condense_at: int = 80
-    """Events of history at which it sums the history up; 0: never."""
-
-    retries: int = 5
-    """Repeats of a model request that failed, 8 to 64 seconds apart."""
-
-    treat_as: str = ""
-    """A model that it knows, whose abilities it is to assume; "kimi-k2-thinking" makes it send reasoning back. Empty: what it
-    assumes of a model that it does not know."""
-
-
-class AiderSettings(Config):
-    """Settings of aider.
-
-    Example: AiderSettings(edit_format="diff", files=("app.py",), commits=False)
-    """
-
-    edit_format: Literal["whole", "diff", "diff-fenced", "udiff", "ask"] = "whole"
-    """How the model writes its edits."""
-
-    files: tuple[str, ...] = ()
-    """Files that it is given to edit, relative to the working directory; others it must ask for."""
-
-    commits: bool = True
-    """Whether it commits its edits; the message of a commit is a model call of its own."""
-
-    map_tokens: int = 1024
-    """Tokens of the map of the repository in its prompt; 0: none."""
-
-    context_tokens: int = 32768
-    """The model's context, tokens, as it is told."""
+    compaction: bool = True
+    """Whether it compacts its history by itself."""
 
     output_tokens: int = 8192
-    """The longest answer, tokens, as it is told."""
+    """The longest turn that it asks for, in tokens."""
 
-    language: str = "English"
-    """The language that the model is asked to answer in."""
+    command_seconds: int = 120
+    """Time limit of one command that names none of its own, seconds."""
 
-    stream: bool = True
-    """Whether answers are streamed."""
+    request_retries: int = 2
+    """How often it repeats a model request that fails; the gateway joins repeats into one call."""
+
+    arguments: tuple[str, ...] = ()
+    """Further arguments of its command line, as `claude --help` has them."""
+
+    environment: dict[str, str] = {}
+    """Further environment variables of its process."""
+
+
+class CodexSettings(Config):
+    """Settings of Codex; the defaults give a small set of tools and nothing that looks for a server of its maker.
+
+    Example: CodexSettings(system_prompt="You are a careful engineer.", features={"view_image": False})
+    """
+
+    profile: Literal["lean", "full"] = "lean"
+    """"lean": no sub-agents, skills, goals, web search, images or questions; "full": what a user gets without settings."""
+
+    model: str = ""
+    """The model name that it is told; empty: the run's. Names of real models choose its tools and its system prompt."""
+
+    system_prompt: str = ""
+    """Text that replaces its own system prompt; empty: its own."""
+
+    system_append: str = ""
+    """Text of a further message of the developer role; empty: none."""
+
+    environment_context: bool = True
+    """Whether a message tells the working directory, the shell and today's date."""
+
+    features: dict[str, bool] = {}
+    """Its feature switches, by the names that `codex features list` prints; they go before the profile's."""
+
+    context_tokens: int = 200_000
+    """The model's context as it is told, in tokens."""
+
+    compact_tokens: int = 0
+    """Length of the history, in tokens, at which it is compacted; 0: nine tenths of the context."""
+
+    request_retries: int = 2
+    """How often it repeats a model request, or a stream that broke; the gateway joins repeats into one call."""
+
+    stream_seconds: int = 300
+    """How long a stream may be silent before it is given up, seconds."""
+
+    arguments: tuple[str, ...] = ()
+    """Further arguments of its command line, as `codex exec --help` has them."""
+
+    options: dict[str, object] = {}
+    """Further keys of its configuration file, at its top; they go before the adapter's."""
+
+
+class PiSettings(Config):
+    """Settings of pi.
+
+    Example: PiSettings(dialect="messages", tools=("bash", "read"), step_limit=20)
+    """
+
+    dialect: Literal["chat", "responses", "messages", "gemini"] = "chat"
+    """The dialect that it speaks."""
+
+    model: str = ""
+    """The model name that it is told; empty: the run's."""
+
+    system_prompt: str = ""
+    """Text that replaces its own system prompt; empty: its own. Date and working directory follow in any case."""
+
+    system_append: str = ""
+    """Text after its system prompt; empty: none."""
+
+    tools: tuple[str, ...] = ("read", "bash", "edit", "write")
+    """Names of the built-in tools to offer; besides the default ones it has `grep`, `find` and `ls`."""
+
+    step_limit: int = 0
+    """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
+
+    context_tokens: int = 200_000
+    """The model's context as it is told, in tokens; close to it the history is compacted."""
+
+    output_tokens: int = 8192
+    """The longest turn that it asks for, in tokens."""
+
+    reasoning: bool = False
+    """Whether the model is told to be one that thinks; then its thinking is part of the history."""
+
+    compaction: bool = True
+    """Whether it compacts its history by itself."""
+
+    request_retries: int = 3
+    """How often it repeats a model request that fails."""
+
+    arguments: tuple[str, ...] = ()
+    """Further arguments of its command line, as `pi --help` has them."""

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
-from whippletree.harnesses.config import VibeSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
+from whippletree.harnesses.python_config import VibeSettings
 from whippletree.harnesses.reading import json_lines, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
 from whippletree.traces.atif import Agent, Trajectory

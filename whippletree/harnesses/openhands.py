@@ -19,8 +19,8 @@ import msgspec
 from whippletree.errors import ConfigurationError
 from whippletree.harnesses import openhands_driver
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
-from whippletree.harnesses.config import OpenHandsSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings
+from whippletree.harnesses.python_config import OpenHandsSettings
 from whippletree.harnesses.reading import tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
 from whippletree.traces.atif import Agent, StepToolCall

@@ -14,6 +14,7 @@ import msgspec
 from whippletree.traces.atif import StepToolCall
 
 T = TypeVar("T")
+TIMED_OUT = 124  # exit code of a process that was ended at its time limit
 
 
 def tool_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> StepToolCall:
