@@ -7,7 +7,7 @@
 | Renderer | another chat format | [rendering] |
 | Store, PayloadStore | another database | [store] |
 | Sandbox | another machine for an attempt | [sandbox] |
-| Harness | another agent | [[sources]] |
+| Harness, ConfiguredHarness | another agent | [[sources]] |
 | Verifier | another way to judge | task.toml |
 | (a function) | another advantage, shaping hook, group filter or loss weight (docs/batching.md) | [batching] |
 
