@@ -11,7 +11,7 @@ WORKERS ?= 2
 HARNESSES ?= claude-code codex pi
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help env env-smollm2 env-vllm env-harnesses env-postgres env-sandboxes demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube lint format bench docs clean
+.PHONY: help env env-smollm2 env-vllm env-harnesses env-agents env-postgres env-sandboxes demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube lint format bench docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,10 @@ env-vllm: env  ## a second environment with vLLM for CPU (3.4 GB), for the vllm 
 env-harnesses: env  ## real coding agents in their pinned versions (npm, 1 GB), for the harness tests
 	$(BIN)/whippletree harness install --directory .harnesses $(HARNESSES)
 
+env-agents: env  ## a second environment with libraries for agents (250 MB), for the harness tests
+	$(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/pip install --quiet --disable-pip-version-check -r tests/live/agent-libraries.txt
+
 env-postgres:  ## PostgreSQL's server from Debian's packages (as root), for the store's tests
 	tests/store/install-postgres.sh
 
@@ -59,7 +63,8 @@ test-vllm: env-vllm  ## the engine tests against a real vLLM on CPU
 	WHIPPLETREE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -m vllm tests/engines tests/demo
 
 test-harnesses: env-harnesses  ## real coding agents against the gateway and a scripted engine
-	WHIPPLETREE_HARNESSES=$(CURDIR)/.harnesses $(BIN)/pytest -m harness tests/live
+	WHIPPLETREE_HARNESSES=$(CURDIR)/.harnesses WHIPPLETREE_AGENTS_PYTHON=$(wildcard $(CURDIR)/.venv-agents/bin/python) \
+		$(BIN)/pytest -m harness tests/live
 
 test-kube: env  ## Jobs on a real API server; WHIPPLETREE_KUBE is the folder or archive with its binaries
 	WHIPPLETREE_KUBE=$$(scripts/kube-binaries.sh "$(WHIPPLETREE_KUBE)") $(BIN)/pytest -m kube tests/control/kubernetes tests/kubernetes tests/cases
@@ -88,4 +93,4 @@ docs: env  ## write the configuration page and the table of harnesses, run the d
 	$(BIN)/pytest tests/docs
 
 clean:  ## remove environments, caches and runs
-	rm -rf $(VENV) .venv-vllm .harnesses runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-vllm .venv-agents .harnesses runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -45,6 +45,10 @@ def sandbox(_: Path) -> Any:
     return create(SandboxConfig(kind="process"), SandboxSpec(sandbox_id="s"), gateway=("127.0.0.1", 1))
 
 
+def harness_kind(name: str) -> type:
+    return protocols.PoolHarness if "pool" in load_harness(name).facts.launches else protocols.Harness
+
+
 def stream_of(dialect: dialects.Dialect) -> Any:
     return dialect.stream(ReplyHead(call_id="c", model="policy", created=1))
 
@@ -70,7 +74,8 @@ SHIPPED: list[tuple[type, str, Make]] = [
     (protocols.Store, "sqlite", open_store),
     (protocols.PayloadStore, "segments", SegmentPayloadStore),
     (protocols.Sandbox, "box", sandbox),
-    *((protocols.PoolHarness, name, lambda _, name=name: load_harness(name)) for name in NAMES),
+    *((harness_kind(name), name, lambda _, name=name: load_harness(name)) for name in NAMES),
+    *((protocols.ConfiguredHarness, name, lambda _, name=name: load_harness(name)) for name in ("callable", "command")),
     *((dialects.Dialect, name, lambda _, name=name: DIALECTS[name]) for name in DIALECTS),
     *((dialects.StreamWriter, name, lambda _, name=name: stream_of(DIALECTS[name])) for name in DIALECTS),
 ]

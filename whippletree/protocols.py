@@ -7,7 +7,7 @@
 | Renderer | another chat format | [rendering] |
 | Store, PayloadStore | another database | [store] |
 | Sandbox | another machine for an attempt | [sandbox] |
-| Harness | another agent | [[sources]] |
+| Harness, ConfiguredHarness | another agent | [[sources]] |
 | Verifier | another way to judge | task.toml |
 | (a function) | another advantage, shaping hook, group filter or loss weight (docs/batching.md) | [batching] |
 
@@ -814,6 +814,15 @@ class Harness(Protocol):
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
         """Its own record of the run as an ATIF document (whippletree.traces.atif); None where it keeps none. `records` are the
         files of the plan's trajectory and records by their path inside; in pool mode, the files of spec.output_dir."""
+        ...
+
+
+@runtime_checkable
+class ConfiguredHarness(Harness, Protocol):
+    """A harness whose `read_only`, or the meaning of its end, depends on its settings: each source has an object of its own."""
+
+    def configured(self, settings: Mapping[str, object]) -> Harness:
+        """The adapter with these settings. Raises ConfigurationError."""
         ...
 
 

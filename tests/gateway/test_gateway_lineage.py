@@ -129,6 +129,18 @@ def test_no_compaction_is_seen_where_there_is_none():
     assert found(lineage, [SYSTEM, user("as you said: short")]).cause == "new_thread"
 
 
+def test_a_reply_that_is_quoted_to_another_end_is_no_summary():
+    lineage = Lineage()
+    reply = grow(lineage, [SYSTEM, USER], [1, 2], [3], assistant(LONG))
+    quoting = [Message(role="system", content="write a commit message"), user(f"Assistant: {LONG}")]
+    assert found(lineage, quoting, tools=False).cause == "new_thread"
+    assert found(lineage, quoting, tools=True).origin == reply.call.call_id
+    assert found(lineage, quoting[1:], tools=False).cause == "compaction"  # there is no system prompt to tell them apart by
+    assert found(lineage, [SYSTEM, quoting[1]], tools=False).cause == "compaction"
+    within = [Message(role="system", content=f"be brief. So far: {LONG}"), user("go on")]
+    assert found(lineage, within, tools=False).cause == "compaction"
+
+
 def test_a_conversation_that_a_tool_call_asked_for_names_it():
     lineage = Lineage()
     calls = assistant(arguments='{"prompt": "look for the failing test"}')

@@ -22,7 +22,7 @@ from whippletree.gateway.config import GatewayConfig
 from whippletree.gateway.keys import mint
 from whippletree.gateway.server import Parts, serving
 from whippletree.harnesses import load_harness
-from whippletree.protocols import AttemptSpec, Harness, Limits, SandboxSpec, Store
+from whippletree.protocols import AttemptSpec, ConfiguredHarness, Harness, Limits, SandboxSpec, Store
 from whippletree.rendering import RenderingConfig, load_renderer
 from whippletree.store import open_store
 from whippletree.traces import Reconciliation, Trace, build_trace, read_account, reconcile
@@ -102,7 +102,8 @@ class World:
 
     async def run(self, name: str, directory: Path, *, prompt: str = PROMPT, timeout: float = 120, **settings: object) -> Told:
         """Run an agent by its adapter and the process launcher, in a sandbox whose only way out is the gateway."""
-        launcher = ProcessLauncher(load_harness(name, self.harnesses))
+        harness = load_harness(name, self.harnesses)
+        launcher = ProcessLauncher(harness.configured(settings) if isinstance(harness, ConfiguredHarness) else harness)
         root = tempfile.mkdtemp(prefix="wt-live-")
         spec = SandboxSpec(sandbox_id=name, read_only=launcher.read_only, limits=LIMITS)
         box = sandboxes.create(sandboxes.SandboxConfig(root=root, space_mb=1024), spec, gateway=("127.0.0.1", self.port))

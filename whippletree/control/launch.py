@@ -27,7 +27,16 @@ from whippletree.control.policy import MESSAGE_LIMIT, AgentEnd
 from whippletree.control.pool import Pool
 from whippletree.errors import ConfigurationError, HarnessError, SandboxError, WhippletreeError
 from whippletree.harnesses import load_harness
-from whippletree.protocols import AttemptSpec, ExecResult, Harness, HarnessResult, LaunchPlan, PoolHarness, Sandbox
+from whippletree.protocols import (
+    AttemptSpec,
+    ConfiguredHarness,
+    ExecResult,
+    Harness,
+    HarnessResult,
+    LaunchPlan,
+    PoolHarness,
+    Sandbox,
+)
 from whippletree.types import Cause, CauseClass, Launch, RolloutSpec
 
 log = logging.getLogger(__name__)
@@ -70,21 +79,28 @@ class Launchers:
 
     def __init__(self, bindings: Sequence[HarnessBinding], config: ControlConfig, log_directory: Path) -> None:
         self._bindings = {(binding.source, binding.harness): binding for binding in bindings}
-        self._launchers: dict[tuple[str, Launch], Launcher] = {}
+        self._launchers: dict[tuple[str, str], Launcher] = {}
         self._launch = config.launch
         self.pools: list[Pool] = []
         directory = Path(config.harness_directory).expanduser() if config.harness_directory else None
-        for adapter, launch in dict.fromkeys(map(self._kind, bindings)):
+        shared: dict[tuple[str, Launch], Launcher] = {}
+        for binding in self._bindings.values():
+            adapter, launch = self._kind(binding)
             harness = load_harness(adapter, directory)
-            if launch == "process":
-                self._launchers[adapter, launch] = ProcessLauncher(harness)
+            if launch == "process" and isinstance(harness, ConfiguredHarness):
+                launcher: Launcher = ProcessLauncher(harness.configured(binding.settings))
+            elif (adapter, launch) in shared:
+                launcher = shared[adapter, launch]
+            elif launch == "process":
+                launcher = shared[adapter, launch] = ProcessLauncher(harness)
             elif isinstance(harness, PoolHarness):
                 pool = Pool(adapter, config.pool, log_directory, grace=config.deadlines.grace, harness_directory=directory)
                 self.pools.append(pool)
-                self._launchers[adapter, launch] = PoolLauncher(pool, harness)
+                launcher = shared[adapter, launch] = PoolLauncher(pool, harness)
             else:
                 cause = f"harness {adapter} cannot run inside a pool host"
                 raise ConfigurationError(cause, 'set launch = "process" in [sources.harness], or control.launch')
+            self._launchers[binding.source, binding.harness] = launcher
 
     def _kind(self, binding: HarnessBinding) -> tuple[str, Launch]:
         return binding.adapter or binding.harness, binding.launch or self._launch
@@ -109,7 +125,7 @@ class Launchers:
                 f"rollout {spec.rollout_id}: source {spec.source!r} has no harness {spec.harness!r}",
                 "name it in the run file's sources",
             )
-        return self._launchers[self._kind(binding)], binding
+        return self._launchers[binding.source, binding.harness], binding
 
 
 class PoolLauncher:

@@ -216,16 +216,20 @@ class Lineage:
         """The latest call with the same tools and messages."""
         return self._requests.get(request)
 
-    def break_of(self, messages: Sequence[Message], forms: Sequence[Fingerprint], thread: str = "") -> Break:
+    def break_of(
+        self, messages: Sequence[Message], forms: Sequence[Fingerprint], thread: str = "", *, tools: bool = True
+    ) -> Break:
         """Why a request that goes on from no call starts a new prefix. `thread`: the harness's name of its conversation, or
-        ""."""
+        "". `tools`: whether it offers any; a request without, under a system prompt that was never seen, carries on no work: it
+        quotes a reply for another end (a commit message)."""
         if not self.nodes:
             return Break(cause="first")
         shares = [self._shares(place, forms[place], thread) for place in range(len(forms))]
         starter = self._starter(messages, shares)
         if starter:
             return Break(cause="new_thread", origin=starter)
-        summary = self._summary(messages, forms)
+        unlike = not tools and messages[0].role == "system" and not shares[0]
+        summary = self._summary(messages[:1] if unlike else messages, forms)
         if summary is not None:
             return Break(cause="compaction", origin=summary.call.call_id, shares=summary.call.call_id)
         for place in reversed(range(len(forms))):

@@ -169,7 +169,7 @@ def _break(lineage: Lineage, plan: Plan, composed: Composed, parent: Node | None
 def _start(lineage: Lineage, plan: Plan, thread: str) -> Break:
     """Why a request that goes on from no call is the start of a prefix."""
     if plan.same is None:
-        return lineage.break_of(plan.request.messages, plan.prints.forms, thread)
+        return lineage.break_of(plan.request.messages, plan.prints.forms, thread, tools=bool(plan.request.tools))
     call = plan.same.call
     return Break(cause=call.prefix_break, origin=call.origin_call_id, shares=call.call_id)
 

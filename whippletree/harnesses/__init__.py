@@ -13,9 +13,14 @@ from whippletree.protocols import Harness
 __all__ = ["NAMES", "load_harness", "shipped_settings"]
 
 NAMES = {
+    "aider": "whippletree.harnesses.aider:Aider",
+    "callable": "whippletree.harnesses.callable:PythonCallable",
     "claude-code": "whippletree.harnesses.claude_code:ClaudeCode",
     "codex": "whippletree.harnesses.codex:Codex",
+    "command": "whippletree.harnesses.command:Command",
     "mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent",
+    "mistral-vibe": "whippletree.harnesses.mistral_vibe:MistralVibe",
+    "openhands": "whippletree.harnesses.openhands:OpenHands",
     "pi": "whippletree.harnesses.pi:Pi",
 }
 
