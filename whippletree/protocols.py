@@ -24,6 +24,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from whippletree.configuration import Config
 from whippletree.types import (
     Attempt,
     Call,
@@ -705,8 +706,63 @@ class AttemptSpec(Struct):
     user: str = ""
 
 
+class Package(Struct):
+    """What is installed for a harness, pinned. `kind`: "npm", a folder of its own; "pip", a virtual environment of its own;
+    "extra", an extra of this package, imported here.
+
+    `size_mb`: about, on disk. `also`: further pinned requirements ("name@1.2.3" of npm, "name==1.2.3" of pip). `node`: the
+    version of Node that is installed beside it ("": the machine's, 20 or later). `python`: of pip, the Python that it needs
+    ("": ours).
+
+    Example: Package(kind="npm", name="@openai/codex", version="0.171.0", size_mb=424)
+    """
+
+    kind: Literal["npm", "pip", "extra"]
+    name: str
+    version: str
+    size_mb: int
+    also: tuple[str, ...] = ()
+    node: str = ""
+    python: str = ""
+
+
+class HarnessFacts(Struct):
+    """Known behaviour of a harness, as data. `dialects` are the gateway's names, the default first.
+
+    `shell_tool` is the tool that runs a command ("": none), `shell_argument` its argument that holds it, `shell_extra` what
+    else it insists on. `second_request`: how the second request extends the first, as it is, after the gateway's normal form,
+    or not at all because there is none. `sampled_turn`: how the model's turn comes back in it. `side_calls`: kinds of side
+    calls in a plain run. `thread_headers` name threads or sub-agents. `compacts`: it shortens its history by itself.
+    `exit_code`: what its exit code means. `variations`: what settings can vary. `fixed_prompt_chars`: about, its system prompt
+    and tools in the default settings. `notes`: further quirks.
+
+    Example: HarnessFacts(dialects=("responses",), streams=True, shell_tool="exec_command", shell_argument="cmd")
+    """
+
+    dialects: tuple[Literal["chat", "responses", "messages", "gemini"], ...]
+    streams: bool
+    launches: tuple[Literal["process", "pool"], ...] = ("process",)
+    shell_tool: str = ""
+    shell_argument: str = "command"
+    shell_extra: dict[str, object] = {}
+    second_request: Literal["exact", "normalised", "single"] = "exact"
+    sampled_turn: str = "exact"
+    side_calls: tuple[str, ...] = ()
+    thread_headers: tuple[str, ...] = ()
+    subagents: bool = False
+    compacts: bool = False
+    exit_code: str = ""
+    variations: tuple[Literal["tools", "system", "steps"], ...] = ()
+    fixed_prompt_chars: int = 0
+    notes: tuple[str, ...] = ()
+
+
 class LaunchPlan(Struct):
-    """How to start a harness as a process inside the sandbox. `files` are (path inside, text).
+    """How to start a harness as a process inside the sandbox. `files` are (path inside, text), `stdin` the text of its
+    standard input.
+
+    `trajectory` is a file that it leaves; `records` are further ones, as paths or glob patterns inside whose folders hold
+    little else (both are read after the run, up to control.launch.RECORDS_LIMIT bytes in all).
 
     Example: LaunchPlan(argv=("mini", "-t", "..."), environment={"HOME": "/home/agent"})
     """
@@ -715,6 +771,8 @@ class LaunchPlan(Struct):
     environment: dict[str, str] = {}
     files: tuple[tuple[str, str], ...] = ()
     trajectory: str = ""
+    stdin: str = ""
+    records: tuple[str, ...] = ()
 
 
 class HarnessResult(Struct):
@@ -733,18 +791,29 @@ class HarnessResult(Struct):
 
 @runtime_checkable
 class Harness(Protocol):
-    """Adapter of one unmodified agent."""
+    """Adapter of one unmodified agent. One object serves any number of attempts, from any thread.
+
+    harnesses.packages has bases with everything but `plan` and `result`.
+    """
 
     name: str
     version: str
+    package: Package | None  # what is installed for it; None: nothing
+    facts: HarnessFacts
+    settings: type[Config] | None  # of its settings; None: any, it checks them itself
     read_only: tuple[tuple[str, str], ...]  # what its process needs to see in the sandbox: (host path, path inside)
 
     def plan(self, spec: AttemptSpec) -> LaunchPlan:
-        """Process mode: how to launch it."""
+        """Process mode: how to launch it. Raises HarnessError where it is not installed, ConfigurationError for a setting."""
         ...
 
     def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
         """Process mode: what its end means."""
+        ...
+
+    def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
+        """Its own record of the run as an ATIF document (whippletree.traces.atif); None where it keeps none. `records` are the
+        files of the plan's trajectory and records by their path inside; in pool mode, the files of spec.output_dir."""
         ...
 
 

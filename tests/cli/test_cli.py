@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -190,11 +191,17 @@ def test_a_task_that_rewards_doing_nothing_fails_its_check(capsys: pytest.Captur
 
 
 def test_harnesses_are_listed_and_shown(capsys: pytest.CaptureFixture[str]):
-    assert told(capsys, "harness", "list") == "mini-swe-agent 2.4.6\n"
-    head, rest = told(capsys, "harness", "show", "mini-swe-agent").split("\n", 1)
-    assert head == "mini-swe-agent 2.4.6"
-    assert tomllib.loads(rest)["step_limit"] == ANY
-    assert "# How the model asks for a command" in rest
+    lines = told(capsys, "harness", "list").splitlines()
+    assert [line.split()[:2] for line in lines if line.startswith("mini")] == [["mini-swe-agent", "2.4.6"]]
+    assert {report["name"]: report["package"]["kind"] for report in json.loads(told(capsys, "harness", "list", "--json"))}[
+        "mini-swe-agent"
+    ] == "extra"
+    facts, settings = told(capsys, "harness", "show", "mini-swe-agent").split("\n# ", 1)
+    assert facts.startswith("mini-swe-agent 2.4.6\n") and "variations           system, steps" in facts
+    assert tomllib.loads(f"# {settings}")["step_limit"] == ANY
+    assert "# How the model asks for a command" in f"# {settings}"
+    shown = json.loads(told(capsys, "harness", "show", "mini-swe-agent", "--json"))
+    assert (shown["version"], shown["facts"]["launches"]) == ("2.4.6", ["process", "pool"])
 
 
 # --- rollouts and report -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import urllib.request
 from pathlib import Path
 
 from whippletree.errors import ConfigurationError
+from whippletree.harnesses.packages import Adapter
 from whippletree.protocols import AttemptSpec, HarnessResult, LaunchPlan
 
 
@@ -34,12 +35,12 @@ urllib.request.urlopen(urllib.request.Request(os.environ["URL"] + "/chat/complet
 """
 
 
-class HttpHarness:
+class HttpHarness(Adapter):
     """Asks once, then runs `command` of its settings in the attempt's sandbox. Other settings make it misbehave."""
 
     name = "http"
     version = "1"
-    read_only: tuple[tuple[str, str], ...] = ()
+    settings = None
 
     def load(self) -> None:
         print("loading: this must not disturb the channel to the pool")

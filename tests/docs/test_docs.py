@@ -20,7 +20,7 @@ from pages import PAGES, REPOSITORY, Block, anchors, blocks, commands, inline, l
 
 from whippletree.cli.main import build_parser
 from whippletree.configuration import convert
-from whippletree.harnesses.config import SETTINGS
+from whippletree.harnesses import shipped_settings
 from whippletree.loop.config import RunConfig
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -71,7 +71,7 @@ def is_setting(kinds: list[Any], path: list[str]) -> bool:
         return is_setting(kinds, path[1:])
     for kind in kinds:
         if get_origin(kind) is dict:
-            return len(path) == 1 and any(path[0] in settings.__struct_fields__ for settings in SETTINGS.values())
+            return len(path) == 1 and any(path[0] in settings.__struct_fields__ for settings in shipped_settings().values())
         if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
             continue
         if path == [kind.__struct_config__.tag_field]:
@@ -123,8 +123,8 @@ def test_every_toml_block_is_right(block: Block):
         return  # of a task.toml; tests/tasks reads those
     config = convert(RunConfig, MINIMAL | data, block.name)
     for source in config.sources:
-        if source.harness.name in SETTINGS:
-            convert(SETTINGS[source.harness.name], source.harness.settings, f"{block.name}: sources.harness.settings")
+        if source.harness.name in shipped_settings():
+            convert(shipped_settings()[source.harness.name], source.harness.settings, f"{block.name}: sources.harness.settings")
 
 
 # --- commands ------------------------------------------------------------------------------------------------------------

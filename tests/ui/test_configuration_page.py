@@ -9,7 +9,7 @@ from typing import Any, get_args
 import msgspec
 
 from whippletree.configuration import field_docs
-from whippletree.harnesses.config import SETTINGS
+from whippletree.harnesses import shipped_settings
 from whippletree.loop.config import RunConfig
 from whippletree.ui.configuration_page import page
 
@@ -42,7 +42,7 @@ def test_every_key_is_on_the_page_under_its_table_with_its_documentation():
     text = page()
     expected = keys_below(RunConfig, "")
     assert len(expected) > 100
-    for kind in SETTINGS.values():
+    for kind in shipped_settings().values():
         expected |= {("sources.harness.settings", name, doc) for name, doc in field_docs(kind).items()}
     rows = rows_of(text)
     assert {(table, key) for table, key, _ in expected} - rows == set()

@@ -1,4 +1,4 @@
-"""Commands that look: harness, config, rollouts, report."""
+"""Commands that look: config, rollouts, report."""
 
 from __future__ import annotations
 
@@ -21,43 +21,11 @@ from whippletree.types import Rollout
 
 def add_commands(commands: Any) -> None:
     """Register the commands of this module."""
-    _add_harness(commands)
     _add_config(commands)
     _add_rollouts(commands)
     report = commands.add_parser("report", help="write report.html and report.png of a run")
     report.add_argument("run_dir", type=Path)
     report.set_defaults(run=_report)
-
-
-# --- harness ---------------------------------------------------------------------------------------------------------
-
-
-def _add_harness(commands: Any) -> None:
-    harness = commands.add_parser("harness", help="list and show harness adapters").add_subparsers(dest="action", required=True)
-    listing = harness.add_parser("list", help="names and versions")
-    listing.set_defaults(run=_harness_list)
-    show = harness.add_parser("show", help="settings of one harness")
-    show.add_argument("name")
-    show.set_defaults(run=_harness_show)
-
-
-def _harness_list(_: argparse.Namespace) -> int:
-    from whippletree.harnesses import NAMES, load_harness
-
-    for name in sorted(NAMES):
-        print(f"{name} {load_harness(name).version}")
-    return 0
-
-
-def _harness_show(arguments: argparse.Namespace) -> int:
-    from whippletree.harnesses import load_harness
-    from whippletree.harnesses.config import SETTINGS
-
-    harness = load_harness(arguments.name)
-    print(f"{harness.name} {harness.version}")
-    if arguments.name in SETTINGS:
-        print(f"\n{dump(SETTINGS[arguments.name]())}", end="")
-    return 0
 
 
 # --- config ----------------------------------------------------------------------------------------------------------
@@ -94,13 +62,14 @@ def _config_check(arguments: argparse.Namespace) -> int:
 
 def load_run_file(path: Path, overrides: Sequence[str]) -> RunConfig:
     """A run file, with the settings of its harnesses and of its loss checked too. Raises ConfigurationError."""
-    from whippletree.harnesses.config import SETTINGS
+    from whippletree.harnesses import load_harness
 
     config = load(RunConfig, path, overrides)
     config.learner.check(config.loop.steps)
     for number, source in enumerate(config.sources):
-        if source.harness.name in SETTINGS:
-            convert(SETTINGS[source.harness.name], source.harness.settings, f"{path}: sources.{number}.harness.settings")
+        settings = load_harness(source.harness.name).settings
+        if settings is not None:
+            convert(settings, source.harness.settings, f"{path}: sources.{number}.harness.settings")
     return config
 
 

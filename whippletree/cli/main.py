@@ -4,7 +4,7 @@
     eval RUN.toml           held-out tasks only
     gateway | engine | controller | learner --run-dir DIR    one process of a run
     tasks make | list | validate | show | check | run
-    harness list | show             config show | check
+    harness list | show | install   config show | check
     rollouts list | show | export | reconcile | shell
     report DIR                version
 
@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 
 from whippletree import __version__
-from whippletree.cli import inspecting, services, tasks, training
+from whippletree.cli import harnesses, inspecting, services, tasks, training
 from whippletree.errors import WhippletreeError
 
 
@@ -33,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     training.add_commands(commands)
     services.add_commands(commands)
     tasks.add_commands(commands)
+    harnesses.add_commands(commands)
     inspecting.add_commands(commands)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_print_version)

@@ -133,7 +133,11 @@ def _controller(arguments: argparse.Namespace) -> int:
         ready_file=str(layout.ready("controller")),
         harnesses=tuple(
             HarnessBinding(
-                harness=source.harness.name, source=source.name, settings=source.harness.settings, reward=source.reward
+                harness=source.harness.name,
+                source=source.name,
+                settings=source.harness.settings,
+                launch=source.harness.launch,
+                reward=source.reward,
             )
             for source in config.sources
         ),

@@ -115,7 +115,9 @@ class ControlConfig(Config):
     """Attempts under way at the same time."""
     launch: Launch = "pool"
     """"pool": inside long-lived host processes; "process": one harness process per attempt, inside its sandbox;
-    "kubernetes": one Job per attempt, from a template."""
+    "kubernetes": one Job per attempt, from a template. A source may say otherwise (`launch` of its harness)."""
+    harness_directory: str = ""
+    """Where `whippletree harness install` put harnesses; empty: whippletree/harnesses in the user's cache folder."""
     starts_at_once: Count = 8
     """Sandboxes being started at the same time; the others wait, outside their boot limit."""
     images: Literal["needed", "always"] = "needed"
@@ -182,6 +184,8 @@ class HarnessBinding(Config):
     """Name of a shipped adapter, or "module:Class"; "" means the harness's name."""
     settings: dict[str, object] = {}
     """The adapter's settings."""
+    launch: Literal["", "pool", "process"] = ""
+    """How it is launched; "" means `control.launch`."""
     reward: str = ""
     """The reward expression for these rollouts; "" means that of `control.reward`."""
 

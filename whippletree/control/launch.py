@@ -4,11 +4,13 @@ Invariants (tests/control/test_attempt.py):
 - a launch ends by its time limit, and says so;
 - what an adapter raises, or a sandbox refuses, becomes the attempt's cause and never another exception;
 - the attempt's key is in no file that is kept;
+- sources may differ in how they launch one harness;
 - a harness's end is that of its own process: what it left running, with its output still open, delays nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import tempfile
@@ -19,13 +21,14 @@ from typing import Protocol
 
 import msgspec
 
+from whippletree.control import records
 from whippletree.control.config import ControlConfig, HarnessBinding
 from whippletree.control.policy import MESSAGE_LIMIT, AgentEnd
 from whippletree.control.pool import Pool
 from whippletree.errors import ConfigurationError, HarnessError, SandboxError, WhippletreeError
 from whippletree.harnesses import load_harness
 from whippletree.protocols import AttemptSpec, ExecResult, Harness, HarnessResult, LaunchPlan, PoolHarness, Sandbox
-from whippletree.types import Cause, CauseClass, RolloutSpec
+from whippletree.types import Cause, CauseClass, Launch, RolloutSpec
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +38,8 @@ OUTPUT = "/logs/agent"
 
 # The harness's output goes to a file, so that no process that it leaves behind holds the pipe of this command open.
 _TO_FILE = f"""mkdir -p "${{WHIPPLETREE_ROOT:-}}{OUTPUT}" && exec > "${{WHIPPLETREE_ROOT:-}}{OUTPUT}/$1" 2>&1 || exit 125
-shift; exec "$@\""""
+[ -z "$2" ] || exec < "${{WHIPPLETREE_ROOT:-}}$2" || exit 125
+shift 2; exec "$@\""""
 KILL_SECONDS = 10.0  # limit for ending an agent's processes
 
 
@@ -60,22 +64,28 @@ class Launcher(Protocol):
 
 
 class Launchers:
-    """The run's harnesses, by what rollouts name. Holds one pool per adapter where launch = "pool"."""
+    """The run's harnesses, by what rollouts name. Holds one pool per adapter that is launched in one."""
 
     def __init__(self, bindings: Sequence[HarnessBinding], config: ControlConfig, log_directory: Path) -> None:
         self._bindings = {(binding.source, binding.harness): binding for binding in bindings}
-        self._launchers: dict[str, Launcher] = {}
+        self._launchers: dict[tuple[str, Launch], Launcher] = {}
+        self._launch = config.launch
         self.pools: list[Pool] = []
-        for adapter in dict.fromkeys(binding.adapter or binding.harness for binding in bindings):
-            harness = load_harness(adapter)
-            if config.launch == "process":
-                self._launchers[adapter] = ProcessLauncher(harness)
+        directory = Path(config.harness_directory).expanduser() if config.harness_directory else None
+        for adapter, launch in dict.fromkeys(map(self._kind, bindings)):
+            harness = load_harness(adapter, directory)
+            if launch == "process":
+                self._launchers[adapter, launch] = ProcessLauncher(harness)
             elif isinstance(harness, PoolHarness):
-                pool = Pool(adapter, config.pool, log_directory, grace=config.deadlines.grace)
+                pool = Pool(adapter, config.pool, log_directory, grace=config.deadlines.grace, harness_directory=directory)
                 self.pools.append(pool)
-                self._launchers[adapter] = PoolLauncher(pool)
+                self._launchers[adapter, launch] = PoolLauncher(pool, harness)
             else:
-                raise ConfigurationError(f"harness {adapter} cannot run inside a pool host", 'set control.launch = "process"')
+                cause = f"harness {adapter} cannot run inside a pool host"
+                raise ConfigurationError(cause, 'set launch = "process" in [sources.harness], or control.launch')
+
+    def _kind(self, binding: HarnessBinding) -> tuple[str, Launch]:
+        return binding.adapter or binding.harness, binding.launch or self._launch
 
     async def start(self) -> None:
         """Start the pools. Raises HarnessError."""
@@ -97,7 +107,7 @@ class Launchers:
                 f"rollout {spec.rollout_id}: source {spec.source!r} has no harness {spec.harness!r}",
                 "name it in the run file's sources",
             )
-        return self._launchers[binding.adapter or binding.harness], binding
+        return self._launchers[self._kind(binding)], binding
 
 
 class PoolLauncher:
@@ -106,18 +116,20 @@ class PoolLauncher:
     inside = False
     read_only: tuple[tuple[str, str], ...] = ()
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, harness: Harness) -> None:
         self._pool = pool
+        self._harness = harness
         self.slack = pool.config.ready_seconds + KILL_SECONDS
 
     async def setup(self, spec: AttemptSpec, sandbox: Sandbox) -> Agent:
         """Nothing to prepare: the host enters the sandbox by its handle."""
-        return _PoolAgent(self._pool, spec, sandbox)
+        return _PoolAgent(self._pool, self._harness, spec, sandbox)
 
 
 class _PoolAgent:
-    def __init__(self, pool: Pool, spec: AttemptSpec, sandbox: Sandbox) -> None:
+    def __init__(self, pool: Pool, harness: Harness, spec: AttemptSpec, sandbox: Sandbox) -> None:
         self._pool = pool
+        self._harness = harness
         self._spec = spec
         self._sandbox = sandbox
 
@@ -126,7 +138,19 @@ class _PoolAgent:
         if (proxy := self._sandbox.proxy_environment) and spec.sandbox is not None:  # for every command of the harness
             handle = msgspec.structs.replace(spec.sandbox, environment=spec.sandbox.environment | proxy)
             spec = msgspec.structs.replace(spec, sandbox=handle)
-        return await self._pool.run(spec, timeout)
+        end = await self._pool.run(spec, timeout)
+        await asyncio.to_thread(self._account)
+        return end
+
+    def _account(self) -> None:
+        """Write the harness's account of what it left in its output directory."""
+        directory = Path(self._spec.output_dir)
+        files = [
+            path for path in sorted(directory.glob("*")) if path.is_file() and path.stat().st_size <= records.RECORDS_LIMIT
+        ]
+        account = records.tell(self._harness, "", {str(path): path.read_bytes() for path in files})
+        if account is not None:
+            records.keep(directory, {records.ACCOUNT: account}, self._spec.api_key, HIDDEN)
 
 
 class ProcessLauncher:
@@ -149,20 +173,22 @@ class ProcessLauncher:
             log.exception("%s attempt %d: the adapter cannot plan", spec.rollout_id, spec.attempt)
             raise HarnessError(f"the adapter of {self._harness.name} cannot plan: {error!r}", "mend the adapter") from error
         if spec.step:  # an earlier step may have left its own, and a copy never replaces a file
-            paths = [path for path in (*(path for path, _ in plan.files), plan.trajectory) if path]
-            await sandbox.exec(["/bin/rm", "-f", "--", *paths], timeout=KILL_SECONDS, cwd="/")
+            left = [path for path, _ in plan.files] + [plan.trajectory, *(records.root_of(path)[0] for path in plan.records)]
+            await sandbox.exec(["/bin/rm", "-rf", "--", *filter(None, left)], timeout=KILL_SECONDS, cwd="/")
+        said = f"{OUTPUT}/input-{secrets.token_hex(8)}.txt" if plan.stdin else ""
         with tempfile.TemporaryDirectory(prefix="whippletree-plan-") as directory:
-            for number, (path, text) in enumerate(plan.files):
+            for number, (path, text) in enumerate((*plan.files, *(((said, plan.stdin),) if said else ()))):
                 source = Path(directory, str(number))
                 source.write_text(text, encoding="utf-8")
                 await sandbox.put(source, path)
-        return _ProcessAgent(self._harness, plan, spec, sandbox)
+        return _ProcessAgent(self._harness, plan, spec, sandbox, said)
 
 
 class _ProcessAgent:
-    def __init__(self, harness: Harness, plan: LaunchPlan, spec: AttemptSpec, sandbox: Sandbox) -> None:
+    def __init__(self, harness: Harness, plan: LaunchPlan, spec: AttemptSpec, sandbox: Sandbox, said: str) -> None:
         self._harness = harness
         self._plan = plan
+        self._input = said
         self._spec = spec
         self._sandbox = sandbox
 
@@ -170,7 +196,7 @@ class _ProcessAgent:
         name = f"output-{secrets.token_hex(8)}.txt"
         try:
             done = await self._sandbox.exec(
-                ["/bin/sh", "-c", _TO_FILE, "agent", name, *self._plan.argv],
+                ["/bin/sh", "-c", _TO_FILE, "agent", name, self._input, *self._plan.argv],
                 timeout=timeout,
                 environment=self._sandbox.proxy_environment | self._plan.environment,
                 cwd=self._spec.workdir,
@@ -181,8 +207,9 @@ class _ProcessAgent:
             return AgentEnd(result=HarnessResult(exit_status="sandbox_lost"), cause=cause)
         said = await self._file(f"{OUTPUT}/{name}") or b""
         ended = msgspec.structs.replace(done, output=done.output + said.decode("utf-8", errors="replace"))
-        trajectory = await self._file(self._plan.trajectory) if self._plan.trajectory else None
-        self._keep(ended, trajectory)
+        found = await records.fetch(self._sandbox, [path for path in (self._plan.trajectory, *self._plan.records) if path])
+        trajectory = found.get(self._plan.trajectory)
+        self._keep(ended, trajectory, found)
         if ended.timed_out:
             return AgentEnd(result=HarnessResult(exit_status="deadline", message=ended.output[-MESSAGE_LIMIT:]), timed_out=True)
         return AgentEnd(result=self._interpret(ended, trajectory))
@@ -203,11 +230,12 @@ class _ProcessAgent:
             message = "".join(traceback.format_exception(error))[-MESSAGE_LIMIT:]
             return HarnessResult(exit_status="adapter_error", crashed=True, message=message)
 
-    def _keep(self, ended: ExecResult, trajectory: bytes | None) -> None:
-        """Write the harness's output and its own trajectory beside the run, without the attempt's key."""
-        directory = Path(self._spec.output_dir)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "agent.log").write_text(ended.output.replace(self._spec.api_key, HIDDEN), encoding="utf-8")
+    def _keep(self, ended: ExecResult, trajectory: bytes | None, found: dict[str, bytes]) -> None:
+        """Write the harness's output, what it recorded and its account beside the run, without the attempt's key."""
+        kept = {"agent.log": ended.output.encode()}
+        kept |= {f"records/{path.lstrip('/')}": data for path, data in found.items() if path != self._plan.trajectory}
         if trajectory is not None:
-            hidden = trajectory.replace(self._spec.api_key.encode(), HIDDEN.encode())
-            (directory / "trajectory.json").write_bytes(hidden)
+            kept["trajectory.json"] = trajectory
+        if (account := records.tell(self._harness, ended.output, found)) is not None:
+            kept[records.ACCOUNT] = account
+        records.keep(Path(self._spec.output_dir), kept, self._spec.api_key, HIDDEN)

@@ -55,12 +55,21 @@ class HostStatus(Struct):
 class Pool:
     """Runs attempts of one harness inside its hosts. Belongs to one event loop."""
 
-    def __init__(self, harness: str, config: PoolConfig, log_directory: Path, *, grace: float) -> None:
+    def __init__(
+        self,
+        harness: str,
+        config: PoolConfig,
+        log_directory: Path,
+        *,
+        grace: float,
+        harness_directory: Path | None = None,
+    ) -> None:
         """`harness` is a name for `load_harness`; hosts append their output to files in `log_directory`.
 
-        `grace`: seconds that a tenant may go on after its time-out.
+        `grace`: seconds that a tenant may go on after its time-out. `harness_directory`: where harnesses are installed.
         """
         self.harness = harness
+        self.where = ("--harness-directory", str(harness_directory)) if harness_directory else ()
         self._config = config
         self._grace = grace
         self._changed = asyncio.Condition()
@@ -276,6 +285,7 @@ class _Host:
                 str(os.getpid()),
                 "--harness",
                 self._pool.harness,
+                *self._pool.where,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

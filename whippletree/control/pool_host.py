@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 from whippletree.control.lifeline import exit_with_parent
 from whippletree.control.policy import MESSAGE_LIMIT
@@ -73,9 +74,9 @@ def last_lines(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).strip()[-MESSAGE_LIMIT:]
 
 
-def load(name: str) -> PoolHarness:
+def load(name: str, directory: Path | None = None) -> PoolHarness:
     """Find a harness by name and import what it needs. Raises HarnessError, or whatever that import raises."""
-    harness = load_harness(name)
+    harness = load_harness(name, directory)
     if not isinstance(harness, PoolHarness):
         raise TypeError(f'harness {name} cannot run inside a pool host; set launch = "process"')
     harness.load()
@@ -88,13 +89,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the pool")
     parser.add_argument("--parent", type=int, required=True, help="process to die with")
     parser.add_argument("--harness", required=True, help='name, or "module:Class"')
+    parser.add_argument("--harness-directory", type=Path, help="where harnesses are installed")
     arguments = parser.parse_args(argv)
     exit_with_parent(arguments.parent)
     channel = socket.socket(fileno=arguments.fd)
     channel.set_inheritable(False)
     started = time.monotonic()
     try:
-        harness = load(arguments.harness)
+        harness = load(arguments.harness, arguments.harness_directory)
     except Exception as error:  # noqa: BLE001 (another's import: the pool is told, and the host ends)
         channel.sendall(encode(Failed(message=last_lines(error))))
         return 1

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
+from whippletree.configuration import Config
 from whippletree.errors import ConfigurationError
+from whippletree.harnesses.packages import Packaged
 from whippletree.protocols import Harness
 
-__all__ = ["NAMES", "load_harness"]
+__all__ = ["NAMES", "load_harness", "shipped_settings"]
 
-NAMES = {"mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent"}
+NAMES = {
+    "mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent",
+}
 
 
-def load_harness(name: str) -> Harness:
-    """The adapter called `name`; its package is not imported yet. Raises ConfigurationError."""
+def load_harness(name: str, directory: Path | None = None) -> Harness:
+    """The adapter called `name`; its package is not imported yet. `directory`: where harnesses are installed (None: the user's
+    cache folder). Raises ConfigurationError."""
     target = NAMES.get(name, name)
     module, separator, attribute = target.partition(":")
     if not separator:
@@ -23,7 +29,13 @@ def load_harness(name: str) -> Harness:
         kind = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"harness {name!r}: {error}", "check that the module can be imported here") from error
-    harness = kind()
+    harness = kind(directory) if isinstance(kind, type) and issubclass(kind, Packaged) else kind()
     if not isinstance(harness, Harness):
         raise ConfigurationError(f"harness {name!r} is not a Harness", "see whippletree.protocols.Harness for what it needs")
     return harness
+
+
+def shipped_settings() -> dict[str, type[Config]]:
+    """The settings' struct of each shipped harness that has one, by name."""
+    found = {name: load_harness(name).settings for name in sorted(NAMES)}
+    return {name: settings for name, settings in found.items() if settings is not None}

@@ -47,7 +47,3 @@ class MiniSettings(Config):
 
     quick_retries: int = 2
     """Repeats of a model request that failed, within about two seconds; the gateway joins repeats into one call."""
-
-
-SETTINGS: dict[str, type[Config]] = {"mini-swe-agent": MiniSettings}
-"""Settings struct of each shipped harness, by its name."""

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from whippletree.configuration import convert
 from whippletree.errors import HarnessError, SandboxError
 from whippletree.harnesses.config import MiniSettings
-from whippletree.protocols import AttemptSpec, HarnessResult, LaunchPlan
+from whippletree.harnesses.packages import Adapter, interpreter, read_settings
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
 
 if TYPE_CHECKING:
     from whippletree.harnesses.mini_model import Connection
@@ -66,14 +66,29 @@ class _Trajectory(msgspec.Struct):
     info: _Info = msgspec.field(default_factory=_Info)
 
 
-class MiniSweAgent:
+class MiniSweAgent(Adapter):
     """The adapter. One object serves any number of attempts, from any thread."""
 
     name = "mini-swe-agent"
     version = VERSION
+    package = Package(kind="extra", name="mini-swe-agent", version=VERSION, size_mb=754)
+    settings = MiniSettings
+    facts = HarnessFacts(
+        dialects=("chat",),
+        streams=False,
+        launches=("process", "pool"),
+        shell_tool="bash",
+        exit_code="0 also where a limit ended it; its trajectory says how it ended.",
+        variations=("system", "steps"),
+        fixed_prompt_chars=700,
+        notes=(
+            "A turn whose tool call cannot be read is dropped from the history.",
+            "Starting its process costs about eight CPU-seconds; a pool host pays that once.",
+        ),
+    )
 
     def __init__(self) -> None:
-        self.read_only = _interpreter()
+        self.read_only = interpreter(sys.prefix, sys.base_prefix)
         self._connection: Connection | None = None
 
     def plan(self, spec: AttemptSpec) -> LaunchPlan:
@@ -160,7 +175,7 @@ def _result(status: str, steps: int, message: str) -> HarnessResult:
 
 def settings_of(spec: AttemptSpec) -> MiniSettings:
     """The attempt's settings, checked. Raises ConfigurationError."""
-    return convert(MiniSettings, dict(spec.settings), "harness mini-swe-agent")
+    return read_settings(MiniSettings, spec, "mini-swe-agent")
 
 
 def configuration(settings: MiniSettings, spec: AttemptSpec) -> dict[str, Any]:
@@ -193,12 +208,6 @@ def configuration(settings: MiniSettings, spec: AttemptSpec) -> dict[str, Any]:
             "env": {"PAGER": "cat", "MANPAGER": "cat"} | settings.environment | {"DONE_MESSAGE": DONE_MESSAGE},
         },
     }
-
-
-def _interpreter() -> tuple[tuple[str, str], ...]:
-    """The directories that this Python needs to run elsewhere, but those that every sandbox shows anyway."""
-    paths = {str(Path(path).resolve()) for path in (sys.prefix, sys.base_prefix)} | {sys.prefix, sys.base_prefix}
-    return tuple((path, path) for path in sorted(paths) if path not in ("/", "/usr") and not path.startswith("/usr/"))
 
 
 def _check_version() -> None:

@@ -39,6 +39,8 @@ class HarnessSection(Config):
     """Name of a shipped harness (see `whippletree harness list`), or "module:Class"."""
     settings: dict[str, object] = {}
     """The harness's own settings; see `whippletree harness show NAME`."""
+    launch: Literal["", "pool", "process"] = ""
+    """How it is launched for this source; empty: as `control.launch` says. Sources of one run may differ."""
 
 
 class SourceSection(Config):
@@ -145,3 +147,8 @@ class RunConfig(Config):
     """The durable record, and how long its payloads are kept."""
     traces: TracesConfig = TracesConfig()
     """Which calls are trained."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a source's launch and the run's do not go together; `convert` adds the key."""
+        if self.control.launch == "kubernetes" and any(source.harness.launch for source in self.sources):
+            raise ValueError('sources.harness.launch: with control.launch = "kubernetes" every attempt is a Job')

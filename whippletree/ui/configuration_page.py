@@ -15,7 +15,7 @@ import msgspec
 from msgspec import inspect as shape
 
 from whippletree.configuration import Config, field_docs
-from whippletree.harnesses.config import SETTINGS
+from whippletree.harnesses import shipped_settings
 from whippletree.loop.config import RunConfig
 
 INTRODUCTION = """# Configuration
@@ -39,7 +39,7 @@ not. The resolved configuration of a run is `config.toml` in its directory.
 def page() -> str:
     """The whole page."""
     parts = [INTRODUCTION, *_tables(RunConfig)]
-    for name, kind in sorted(SETTINGS.items()):
+    for name, kind in shipped_settings().items():
         parts.append(f"## [sources.harness.settings] of {name}\n\n{_docstring(kind)}\n\n{_rows(kind)}")
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
