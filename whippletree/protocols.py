@@ -736,6 +736,11 @@ class HarnessFacts(Struct):
     `exit_code`: what its exit code means. `variations`: what settings can vary. `fixed_prompt_chars`: about, its system prompt
     and tools in the default settings. `notes`: further quirks.
 
+    For checks: `finish_tool` with `finish_arguments` is the call that ends a run ("": text without a call does).
+    `subagent_tool` with `subagent_arguments` starts a sub-agent ("{prompt}" stands for its instruction) and `subagent_finish` is
+    the tool that ends one. `compaction`: settings under which a conversation of some 40,000 tokens is compacted. `ends_at`:
+    trouble after which it gives up, where others try again or go on.
+
     Example: HarnessFacts(dialects=("responses",), streams=True, shell_tool="exec_command", shell_argument="cmd")
     """
 
@@ -754,6 +759,13 @@ class HarnessFacts(Struct):
     exit_code: str = ""
     variations: tuple[Literal["tools", "system", "steps"], ...] = ()
     fixed_prompt_chars: int = 0
+    finish_tool: str = ""
+    finish_arguments: dict[str, object] = {}
+    subagent_tool: str = ""
+    subagent_arguments: dict[str, object] = {}
+    subagent_finish: str = ""
+    compaction: dict[str, object] = {}
+    ends_at: tuple[Literal["arguments", "429", "500", "drop", "overflow"], ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -13,7 +13,10 @@ from whippletree.protocols import Harness
 __all__ = ["NAMES", "load_harness", "shipped_settings"]
 
 NAMES = {
+    "gemini-cli": "whippletree.harnesses.gemini_cli:GeminiCli",
     "mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent",
+    "opencode": "whippletree.harnesses.opencode:OpenCode",
+    "qwen-code": "whippletree.harnesses.qwen_code:QwenCode",
 }
 
 

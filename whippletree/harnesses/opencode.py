@@ -109,7 +109,7 @@ class OpenCode(Packaged):
             argv=tuple(argv),
             environment=environment,
             stdin=spec.instruction,
-            records=(f"{DATABASE}*",),
+            records=(DATABASE, f"{DATABASE}-wal"),
         )
 
     def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:

@@ -4,7 +4,7 @@
            └─► a sub-agent's?                           ──► the sub-agent's next move
            └─► the next move that is not done           ──► its tool calls; after the last one, the end of the run
 
-A move is done once what its commands print is in a prompt, which is never in the commands themselves: `echo wt-$((20+3))-ab`.
+A move is done once what its commands print is in a prompt, which is never in the commands themselves: `printf 'wt-%s-%s' 1 plain`.
 
 Invariants (tests/control/test_contract_script.py): a move is made again while its output is missing, but only so often; done
 moves stay done, also when a compaction takes their output out of the prompt; a prompt overflows once.
@@ -140,4 +140,4 @@ def command_call(facts: HarnessFacts, command: str) -> tuple[str, dict[str, obje
 
 def printing(number: int, name: str) -> tuple[str, str]:
     """A command's part that prints a word, and the word, which is not in the command."""
-    return f"echo wt-$(({number}+1))-{name}", f"wt-{number + 1}-{name}"
+    return f"printf 'wt-%s-%s\\n' {number} {name}", f"wt-{number}-{name}"

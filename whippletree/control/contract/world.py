@@ -23,6 +23,7 @@ from whippletree.control.contract.script import FINAL, Script
 from whippletree.control.contract.tap import Asked, Tap
 from whippletree.control.launch import Launcher, Launchers
 from whippletree.control.policy import AgentEnd
+from whippletree.control.records import ACCOUNT
 from whippletree.engines.scripted import ScriptedEngine
 from whippletree.errors import WhippletreeError
 from whippletree.gateway.config import GatewayConfig
@@ -53,6 +54,7 @@ class Run:
     token: str
     end: AgentEnd = field(default_factory=lambda: AgentEnd(result=HarnessResult(exit_status="not run", crashed=True)))
     error: str = ""
+    began: float = 0.0
     seconds: float = 0.0
     first_request: float | None = None
     asked: list[Asked] = field(default_factory=list)
@@ -81,7 +83,7 @@ class World:
     """Where the scenarios of one check are run. `directory` is private to it."""
 
     def __init__(self, harness: Harness, name: str, directory: Path, renderer: Renderer, control: ControlConfig) -> None:
-        """`name`: what the run file would say, a shipped name or "module:Class"."""
+        """`name`: what the run file would say, a shipped name or "module:Class". `control.launch` says how it is launched."""
         self.harness = harness
         self.sandbox = SandboxConfig(root=str(directory / "boxes"), space_mb=SPACE_MB)
         self._name = name
@@ -182,9 +184,9 @@ class World:
         await box.exec(["/bin/sh", "-c", _GIT], timeout=30)
         agent = await launcher.setup(attempt, box)
         before, counted = await box.usage(), await _counters(box)
-        began = time.time()
+        run.began = time.time()
         run.end = await agent.run(attempt.timeout)
-        run.seconds = time.time() - began
+        run.seconds = time.time() - run.began
         after = await box.usage()
         run.usage = Usage(
             cpu_seconds=after.cpu_seconds - before.cpu_seconds,
@@ -200,12 +202,11 @@ class World:
             data = await box.read(f"{attempt.workdir}/{name}")
             if data is not None:
                 run.written[name] = data.decode("utf-8", errors="replace").strip()
-        await asyncio.sleep(0)
 
     def _reconcile(self, run: Run, output: Path) -> None:
         if run.asked:
             run.first_request = run.asked[0].at
-        account = output / "trajectory.atif.json"
+        account = output / ACCOUNT
         if not account.is_file():
             return
         try:
