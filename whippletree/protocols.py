@@ -739,7 +739,8 @@ class HarnessFacts(Struct):
     For checks: `finish_tool` with `finish_arguments` is the call that ends a run ("": text without a call does).
     `subagent_tool` with `subagent_arguments` starts a sub-agent ("{prompt}" stands for its instruction) and `subagent_finish` is
     the tool that ends one. `compaction`: settings under which a conversation of some 40,000 tokens is compacted. `ends_at`:
-    trouble after which it gives up, where others try again or go on.
+    trouble after which it gives up, where others try again or go on. `record_differs`: what its own record tells otherwise
+    than it was.
 
     Example: HarnessFacts(dialects=("responses",), streams=True, shell_tool="exec_command", shell_argument="cmd")
     """
@@ -766,6 +767,7 @@ class HarnessFacts(Struct):
     subagent_finish: str = ""
     compaction: dict[str, object] = {}
     ends_at: tuple[Literal["arguments", "429", "500", "drop", "overflow"], ...] = ()
+    record_differs: tuple[Literal["arguments", "429", "500", "drop", "overflow", "compaction", "subagent"], ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -62,6 +62,11 @@ class GeminiCli(Packaged):
         exit_code="0: the turn ended; 53: its limit of turns; 42: the prompt was refused; else the status of an error, modulo 256",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=49_000,
+        subagent_tool="invoke_agent",
+        subagent_arguments={"agent_name": "generalist", "prompt": "{prompt}"},
+        subagent_finish="complete_task",
+        compaction={"compression_threshold": 0.03},
+        ends_at=("drop", "overflow"),
         notes=(
             "the first message holds today's date, so prompts differ from day to day",
             "a word of the instruction that begins with @ and names a file is replaced by that file",

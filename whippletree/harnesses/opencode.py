@@ -77,6 +77,10 @@ class OpenCode(Packaged):
         exit_code="0: the turn ended, also after an error of the model; 1: it could not start",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=31_000,
+        subagent_tool="task",
+        subagent_arguments={"description": "one command", "prompt": "{prompt}", "subagent_type": "general"},
+        compaction={"context_tokens": 40_000, "output_tokens": 4_000},
+        record_differs=("arguments",),
         notes=(
             "it needs about half a gigabyte of memory per attempt",
             "the system prompt holds today's date and the working directory, so prompts differ from day to day",

@@ -62,6 +62,15 @@ class QwenCode(Packaged):
         exit_code="0: the turn ended; 53: its limit of turns; 55: its limit of tool calls or time; 1: an error",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=79_000,
+        subagent_tool="agent",
+        subagent_arguments={
+            "description": "one command",
+            "prompt": "{prompt}",
+            "subagent_type": "general-purpose",
+            "run_in_background": False,
+        },
+        compaction={"context_tokens": 80_000},
+        record_differs=("arguments",),
         notes=(
             "the first message holds today's date, so prompts differ from day to day",
             "a word of the instruction that begins with @ and names a file is replaced by that file",
@@ -78,10 +87,11 @@ class QwenCode(Packaged):
         self.check_installed()
         settings = read_settings(QwenSettings, spec, self.name)
         name = _NAMES[settings.dialect]
+        where = "GOOGLE_GEMINI_BASE_URL" if name == "GEMINI" else f"{name}_BASE_URL"
         environment = {
             "HOME": HOME,
             f"{name}_API_KEY": spec.api_key,
-            f"{name}_BASE_URL": spec.base_url if name == "OPENAI" else root_of(spec.base_url),
+            where: spec.base_url if name == "OPENAI" else root_of(spec.base_url),
             f"{name}_MODEL": spec.model,
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
             "QWEN_CODE_NO_RELAUNCH": "true",

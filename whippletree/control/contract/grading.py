@@ -35,7 +35,7 @@ def grade(facts: HarnessFacts, runs: Runs) -> tuple[Line, ...]:
     lines = [_reach(runs), _dialect(facts, runs), _other_dialects(facts, runs), _streaming(facts, runs), _captured(runs)]
     lines += [_side_calls(facts, runs), _tool_call(facts, runs), _job("parallel calls", facts, runs, "parallel")]
     lines += [_trouble(point, facts, runs) for point in _TROUBLE]
-    lines += [_extends(facts, runs), _compaction(facts, runs), _subagents(facts, runs), _reconciled(runs)]
+    lines += [_extends(facts, runs), _compaction(facts, runs), _subagents(facts, runs), _reconciled(facts, runs)]
     lines += [_clean_exit(runs), _two_at_once(runs), _cost(runs)]
     return tuple(lines)
 
@@ -117,14 +117,16 @@ def _plain(point: str, look: Callable[[Run], Line]) -> Callable[[Runs], Line]:
 def _reach(runs: Runs) -> Line:
     def look(run: Run) -> Line:
         everything = [one for several in runs.values() for one in several]
-        if any(one.unrouted is None for one in everything if not one.error):
-            return _absent("reaches us only", "nothing isolates the network here: use the bubblewrap, runc or podman backend")
+        if run.unrouted is None or run.lookups is None:
+            why = "nothing isolates the network" if run.unrouted is None else "only root can see name look-ups in a sandbox"
+            return _absent("reaches us only", why)
         unrouted = sum(one.unrouted or 0 for one in everything)
-        lookups = sum(one.lookups or 0 for one in everything)
+        names = sorted({name for one in everything for name in one.lookups or ()})
         strange = sorted({f"{asked.method} {asked.path}" for one in everything for asked in one.asked if asked.status == 404})
-        seen = f"{unrouted} packets elsewhere, {lookups} name look-ups in {len(everything)} runs"
+        seen = f"{unrouted} packets elsewhere, {len(names)} names looked up in {len(everything)} runs"
+        seen += f": {', '.join(names[:5])}" if names else ""
         seen += f"; unknown paths: {', '.join(strange)}" if strange else ""
-        return _line("reaches us only", not unrouted and not lookups, seen, "switch off what looks for updates or reports usage")
+        return _line("reaches us only", not unrouted and not names, seen, "switch off what looks for updates or reports usage")
 
     return _plain("reaches us only", look)(runs)
 
@@ -270,11 +272,12 @@ def _subagents(facts: HarnessFacts, runs: Runs) -> Line:
     return _line("sub-agents", held, f"{len(theirs)} of {len(run.calls)} calls are a sub-agent's; {told(run)}")
 
 
-def _reconciled(runs: Runs) -> Line:
+def _reconciled(facts: HarnessFacts, runs: Runs) -> Line:
     def look(run: Run) -> Line:
         if run.told is None:
             return _absent("trajectory", "it keeps no record that is read")
         worse: list[str] = []
+        known: list[str] = []
         turns = pairs = 0
         for name, several in runs.items():
             for one in several:
@@ -283,9 +286,11 @@ def _reconciled(runs: Runs) -> Line:
                     continue
                 turns, pairs = turns + one.told.turns, pairs + len(one.told.pairs)
                 grave = [finding for finding in one.told.findings if finding.level != "INFO"]
-                worse += [f"{name}: {finding.level} {finding.message}" for finding in grave]
-        seen = "; ".join(worse[:4]) or f"{turns} turns of its record, {pairs} paired with captured calls, none differs"
-        return _line("trajectory", not worse, seen, "mend the adapter's account(), or look for calls that were not captured")
+                found = [f"{name}: {finding.level} {finding.message}" for finding in grave]
+                (known if name in facts.record_differs else worse).extend(found)
+        seen = "; ".join(worse[:4] or known[:2]) or f"{turns} turns of its record, {pairs} paired with captured calls, none differs"
+        advice = "mend the adapter's account(), or look for calls that were not captured"
+        return _line("trajectory", not worse, seen, advice, wanted=not known)
 
     return _plain("trajectory", look)(runs)
 

@@ -22,9 +22,10 @@ from whippletree.types import Struct
 
 TRIES = 3  # how often one move is made
 USER = "<|im_start|>user"
+ASSISTANT = "<|im_start|>assistant\n"
 FINAL = "Done, everything is written."
 SUMMARY = "A summary: commands were run, and the work goes on."
-_OPENING = re.compile(r"summar|<state_snapshot>|compact|scratchpad", re.IGNORECASE)
+_SUMMARISE = re.compile(r"(create|write|provide|generate|produce)\b[^.]{0,80}(summary|<state_snapshot>)", re.IGNORECASE)
 
 
 class Move(Struct):
@@ -61,6 +62,7 @@ class Script:
         self._child_lane = _Lane(child_moves)
         self._overflow_at = overflow_at
         self.overflowed = False
+        self._last = ""  # the latest turn, whole: a call that was cut off is gone on with
 
     @property
     def complete(self) -> bool:
@@ -72,9 +74,24 @@ class Script:
         return bool(self._child) and self._child in text and self.token not in text
 
     def answer(self, text: str) -> str:
-        """The turn that follows a prompt. Raises ContextOverflow where the scenario says so."""
-        if f'"{self._facts.shell_tool}"' not in text or _OPENING.search(text.rpartition(USER)[2].partition("<tool_response>")[0]):
-            return SUMMARY if _OPENING.search(text.rpartition(USER)[2]) else FINAL
+        """The turn that follows a prompt, or its rest where the prompt ends within it. Raises ContextOverflow where the
+        scenario says so."""
+        prompt, opened, begun = text.rpartition(ASSISTANT)
+        if not begun:
+            self._last = self._turn(text)
+        elif not self._last.startswith(begun):
+            self._last = begun + self._turn(prompt + opened)
+        return self._last.removeprefix(begun)
+
+    def _offers_tool(self, text: str) -> bool:
+        return f'"{self._facts.shell_tool}"' in text
+
+    def _turn(self, text: str) -> str:
+        last = text.rpartition(USER)[2].partition("<tool_response>")[0]
+        if not self._offers_tool(text):
+            return SUMMARY if _SUMMARISE.search(last) else FINAL
+        if _SUMMARISE.search(last):
+            return SUMMARY
         if self.of_child(text):
             move = self._child_lane.next(text)
             return written(move) if move is not None else self._child_end()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from whippletree import sandboxes
 from whippletree.control.config import ControlConfig, HarnessBinding
+from whippletree.control.contract import lookups
 from whippletree.control.contract.model import VOCABULARY
 from whippletree.control.contract.scenarios import CHILD, Scenario
 from whippletree.control.contract.script import FINAL, Script
@@ -47,7 +47,7 @@ _COUNTERS = "cat /proc/net/snmp"
 class Run:
     """One attempt of a scenario and what was seen of it. Times in seconds; `first_request` is None where none came.
 
-    `unrouted` and `lookups` count packets that no route took and datagrams (name look-ups); None where nothing isolates.
+    `unrouted` counts packets that no route took, `lookups` are the names that were looked up; None where that cannot be seen.
     """
 
     scenario: Scenario
@@ -66,7 +66,7 @@ class Run:
     written: dict[str, str] = field(default_factory=dict)
     usage: Usage | None = None
     unrouted: int | None = None
-    lookups: int | None = None
+    lookups: list[str] | None = None
 
     @property
     def did_its_job(self) -> bool:
@@ -183,10 +183,13 @@ class World:
     async def _act(self, run: Run, attempt: AttemptSpec, box: Sandbox, launcher: Launcher) -> None:
         await box.exec(["/bin/sh", "-c", _GIT], timeout=30)
         agent = await launcher.setup(attempt, box)
-        before, counted = await box.usage(), await _counters(box)
-        run.began = time.time()
-        run.end = await agent.run(attempt.timeout)
-        run.seconds = time.time() - run.began
+        before, counted = await box.usage(), await _unrouted(box)
+        handle = attempt.sandbox
+        isolated = handle is not None and handle.backend not in ("process", "kubernetes")
+        with lookups.noted(handle.pid) if handle is not None and isolated else contextlib.nullcontext() as run.lookups:
+            run.began = time.time()
+            run.end = await agent.run(attempt.timeout)
+            run.seconds = time.time() - run.began
         after = await box.usage()
         run.usage = Usage(
             cpu_seconds=after.cpu_seconds - before.cpu_seconds,
@@ -194,10 +197,9 @@ class World:
             processes=after.processes,
             disk_bytes=after.disk_bytes,
         )
-        if counted and attempt.sandbox is not None and attempt.sandbox.backend != "process":
-            now = await _counters(box)
-            run.unrouted = now.get("Ip.OutNoRoutes", 0) - counted.get("Ip.OutNoRoutes", 0)
-            run.lookups = now.get("Udp.OutDatagrams", 0) - counted.get("Udp.OutDatagrams", 0)
+        now = await _unrouted(box)
+        if isolated and counted is not None and now is not None:
+            run.unrouted = now - counted
         for name in run.scenario.writes:
             data = await box.read(f"{attempt.workdir}/{name}")
             if data is not None:
@@ -227,13 +229,10 @@ def _spec(harness: str, rollout_id: str) -> RolloutSpec:
     )
 
 
-async def _counters(box: Sandbox) -> dict[str, int]:
-    """The network counters of a sandbox: "Ip.OutNoRoutes" and the like; {} where there are none."""
+async def _unrouted(box: Sandbox) -> int | None:
+    """How many packets found no route in a sandbox's network; None where the kernel does not say."""
     done = await box.exec(["/bin/sh", "-c", _COUNTERS], timeout=10)
-    lines = [line.split() for line in done.output.splitlines() if re.match(r"\w+:( |$)", line)]
-    counters: dict[str, int] = {}
-    for names, values in zip(lines[::2], lines[1::2], strict=False):
-        if names[0] == values[0]:
-            pairs = zip(names[1:], values[1:], strict=False)
-            counters |= {f"{names[0]}{name}".replace(":", "."): int(value) for name, value in pairs}
-    return counters
+    lines = [line.split() for line in done.output.splitlines() if line.startswith("Ip:")]
+    if len(lines) != 2 or "OutNoRoutes" not in lines[0]:
+        return None
+    return int(lines[1][lines[0].index("OutNoRoutes")])
