@@ -737,8 +737,9 @@ class HarnessFacts(Struct):
     and tools in the default settings. `notes`: further quirks.
 
     For checks: `finish_tool` with `finish_arguments` is the call that ends a run ("": text without a call does).
-    `subagent_tool` with `subagent_arguments` starts a sub-agent ("{prompt}" stands for its instruction) and `subagent_finish` is
-    the tool that ends one. `compaction`: settings under which a conversation of some 40,000 tokens is compacted. `ends_at`:
+    `subagent_tool` with `subagent_arguments` starts a sub-agent ("{prompt}" stands for its instruction); `subagent_finish`
+    with its arguments is the call that ends one ("{report}" stands for what it reports; "": text does). `compaction`: settings under which a conversation that grows by
+    60,000 tokens is compacted. `ends_at`:
     trouble after which it gives up, where others try again or go on. `record_differs`: what its own record tells otherwise
     than it was.
 
@@ -765,6 +766,7 @@ class HarnessFacts(Struct):
     subagent_tool: str = ""
     subagent_arguments: dict[str, object] = {}
     subagent_finish: str = ""
+    subagent_finish_arguments: dict[str, object] = {}
     compaction: dict[str, object] = {}
     ends_at: tuple[Literal["arguments", "429", "500", "drop", "overflow"], ...] = ()
     record_differs: tuple[Literal["arguments", "429", "500", "drop", "overflow", "compaction", "subagent"], ...] = ()

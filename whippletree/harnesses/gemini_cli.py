@@ -65,6 +65,7 @@ class GeminiCli(Packaged):
         subagent_tool="invoke_agent",
         subagent_arguments={"agent_name": "generalist", "prompt": "{prompt}"},
         subagent_finish="complete_task",
+        subagent_finish_arguments={"result": {"response": "{report}"}},
         compaction={"compression_threshold": 0.03},
         ends_at=("drop", "overflow"),
         notes=(

@@ -79,7 +79,7 @@ class OpenCode(Packaged):
         fixed_prompt_chars=31_000,
         subagent_tool="task",
         subagent_arguments={"description": "one command", "prompt": "{prompt}", "subagent_type": "general"},
-        compaction={"context_tokens": 40_000, "output_tokens": 4_000},
+        compaction={"context_tokens": 60_000, "output_tokens": 4_000},
         record_differs=("arguments",),
         notes=(
             "it needs about half a gigabyte of memory per attempt",
@@ -122,7 +122,8 @@ class OpenCode(Packaged):
         steps = sum(event.type == "step_finish" for event in events)
         if exit_code == _TIMED_OUT:
             return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
-        error = next((event.error for event in reversed(events) if event.type == "error"), None)
+        last = next((event for event in reversed(events) if event.type in ("error", "step_finish")), None)
+        error = last.error if last is not None and last.type == "error" else None  # one that it got over is no matter
         if error is not None or exit_code:
             said = error or {}
             status = str(said.get("name") or f"Exit{exit_code}")

@@ -69,7 +69,7 @@ class QwenCode(Packaged):
             "subagent_type": "general-purpose",
             "run_in_background": False,
         },
-        compaction={"context_tokens": 80_000},
+        compaction={"context_tokens": 130_000},
         record_differs=("arguments",),
         notes=(
             "the first message holds today's date, so prompts differ from day to day",
@@ -176,12 +176,8 @@ def _events(output: str) -> Iterator[_End]:
 def read_session(data: bytes, agent: Agent, trajectory_id: str | None = None) -> Trajectory | None:
     """A session file; None where it is none. A last line that was cut off is passed over."""
     steps, name = Steps(), ""
-    for line in data.splitlines():
-        try:
-            record = msgspec.json.decode(line)
-        except msgspec.MsgspecError:
-            continue
-        if not isinstance(record, dict) or "sessionId" not in record:
+    for record in _joined(data):
+        if "sessionId" not in record:
             return None
         name = str(record["sessionId"])
         message = record.get("message") or {}
@@ -190,13 +186,39 @@ def read_session(data: bytes, agent: Agent, trajectory_id: str | None = None) ->
         elif record.get("type") == "user" and parts_text(message.get("parts")):
             steps.say("user", parts_text(message.get("parts")), record.get("timestamp"))
         elif record.get("type") == "tool_result":
-            for part in message.get("parts") or []:
-                if "functionResponse" in part:
-                    response = part["functionResponse"]
-                    given = response.get("response") or {}
-                    failed = (record.get("toolCallResult") or {}).get("status") == "error"
-                    steps.observe(str(response.get("id", "")), text_of(given.get("output", given)), failed=failed)
+            _add_results(steps, record)
     return steps.trajectory(agent, name, trajectory_id=trajectory_id) if name else None
+
+
+def _joined(data: bytes) -> Iterator[dict[str, Any]]:
+    """The records of a session. A sub-agent's turn is written in several of them, of which the first alone has counts."""
+    held: dict[str, Any] | None = None
+    for line in data.splitlines():
+        try:
+            record = msgspec.json.decode(line)
+        except msgspec.MsgspecError:
+            continue
+        if not isinstance(record, dict):
+            return
+        both = held is not None and held.get("type") == record.get("type") == "assistant"
+        if held is not None and both and "agentId" in record and not record.get("usageMetadata"):
+            message = record.get("message") or {}
+            held.setdefault("message", {}).setdefault("parts", []).extend(message.get("parts") or [])
+            continue
+        if held is not None:
+            yield held
+        held = record
+    if held is not None:
+        yield held
+
+
+def _add_results(steps: Steps, record: dict[str, Any]) -> None:
+    for part in (record.get("message") or {}).get("parts") or []:
+        if "functionResponse" in part:
+            response = part["functionResponse"]
+            given = response.get("response") or {}
+            failed = (record.get("toolCallResult") or {}).get("status") == "error"
+            steps.observe(str(response.get("id", "")), text_of(given.get("output", given)), failed=failed)
 
 
 def _add_turn(steps: Steps, record: dict[str, Any]) -> None:

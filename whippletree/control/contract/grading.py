@@ -251,9 +251,9 @@ def _compaction(facts: HarnessFacts, runs: Runs) -> Line:
     if broken is not None or run is None:
         return broken or _absent("compaction", "")
     summaries = [node for node in run.trace.nodes if node.role == "compaction"]
-    heads = {node.conversation for node in run.trace.nodes if node.role in ("main", "compaction")}
-    held = bool(summaries) and len(heads) == 1 and run.did_its_job and run.ended_well
-    seen = f"{len(summaries)} compactions in {len(run.calls)} calls, {len(heads)} main conversation(s); {told(run)}"
+    main = _main(run)
+    held = bool(summaries) and len(main) + len(summaries) == len(run.calls) and run.did_its_job and run.ended_well
+    seen = f"{len(summaries)} compactions and {len(main)} main calls of {len(run.calls)}; {told(run)}"
     return _line("compaction", held, seen)
 
 

@@ -6,13 +6,13 @@ no scenario; no command holds the word that it prints.
 
 from __future__ import annotations
 
-from whippletree.control.contract.script import Move, command_call, printing
+from whippletree.control.contract.script import REPORT, Move, command_call, filled, printing
 from whippletree.control.contract.tap import Trouble
 from whippletree.protocols import HarnessFacts
 from whippletree.types import Struct
 
 CHILD = "wt-child-task"
-LINES = 4000  # lines of five characters that a command of the compaction prints
+LINES = 2000  # lines of five characters that a command of the compaction prints
 ROUNDS = 6  # such commands
 
 
@@ -118,7 +118,7 @@ def _compaction(facts: HarnessFacts) -> Scenario:
 
 def _subagent(facts: HarnessFacts) -> Scenario:
     task = f"This is {CHILD}: run one shell command, then report."
-    arguments = {key: task if value == "{prompt}" else value for key, value in facts.subagent_arguments.items()}
+    arguments = filled(facts.subagent_arguments, "{prompt}", task)
     inner, writes = _write(facts, "subagent", 1)
-    start = Move(calls=((facts.subagent_tool, arguments),), shows=("The sub-agent is done.",), text="I start a sub-agent.")
+    start = Move(calls=((facts.subagent_tool, arguments),), shows=(REPORT,), text="I start a sub-agent.")
     return Scenario(name="subagent", moves=(start,), child_moves=(inner,), writes=writes)

@@ -24,7 +24,15 @@ TRIES = 3  # how often one move is made
 USER = "<|im_start|>user"
 ASSISTANT = "<|im_start|>assistant\n"
 FINAL = "Done, everything is written."
-SUMMARY = "A summary: commands were run, and the work goes on."
+REPORT = "The sub-agent is done."
+SUMMARY = """<analysis>
+Commands were run.
+</analysis>
+<state_snapshot>
+<summary>
+Commands were run, and the work goes on with the next one.
+</summary>
+</state_snapshot>"""
 _SUMMARISE = re.compile(r"(create|write|provide|generate|produce)\b[^.]{0,80}(summary|<state_snapshot>)", re.IGNORECASE)
 
 
@@ -108,10 +116,22 @@ class Script:
         return written(Move(calls=((self._facts.finish_tool, self._facts.finish_arguments),), text=FINAL))
 
     def _child_end(self) -> str:
-        report = "The sub-agent is done."
-        if not self._facts.subagent_finish:
-            return report
-        return written(Move(calls=((self._facts.subagent_finish, {"result": report}),), text=report))
+        facts = self._facts
+        if not facts.subagent_finish:
+            return REPORT
+        arguments = filled(facts.subagent_finish_arguments, "{report}", REPORT)
+        return written(Move(calls=((facts.subagent_finish, arguments),), text=REPORT))
+
+
+def filled(arguments: dict[str, object], mark: str, text: str) -> dict[str, object]:
+    """The arguments with `text` wherever a value is `mark`, at any depth."""
+
+    def put(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: put(inner) for key, inner in value.items()}
+        return text if value == mark else value
+
+    return {key: put(value) for key, value in arguments.items()}
 
 
 class _Lane:
