@@ -185,7 +185,7 @@ def _dump_table(node: msgspec.Struct, prefix: str, lines: list[str]) -> None:
     tables: list[tuple[str, str, msgspec.Struct]] = []
     tag = node.__struct_config__
     if tag.tag_field:
-        lines.append(f"{tag.tag_field} = {_toml(tag.tag)}")
+        lines.append(f"{tag.tag_field} = {toml_value(tag.tag)}")
     for name in node.__struct_fields__:
         value = getattr(node, name)
         if isinstance(value, msgspec.Struct):
@@ -193,7 +193,7 @@ def _dump_table(node: msgspec.Struct, prefix: str, lines: list[str]) -> None:
         elif isinstance(value, list | tuple) and value and isinstance(value[0], msgspec.Struct):
             tables += [(name, f"[[{prefix}{name}]]", entry) for entry in value]
         elif value is not None:
-            lines += [*docs.get(name, ()), f"{name} = {_toml(value)}"]
+            lines += [*docs.get(name, ()), f"{name} = {toml_value(value)}"]
     for name, head, value in tables:
         lines += ["", *docs.get(name, ()), head]
         _dump_table(value, f"{prefix}{name}.", lines)
@@ -203,7 +203,8 @@ def _comment(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, COMMENT_WIDTH, break_long_words=False, break_on_hyphens=False)]
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML. Raises ConfigurationError for one that TOML cannot hold."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -212,9 +213,9 @@ def _toml(value: Any) -> str:
         case int() | float():
             return repr(value)
         case list() | tuple():
-            return "[" + ", ".join(_toml(item) for item in value) + "]"
+            return "[" + ", ".join(toml_value(item) for item in value) + "]"
         case dict():
-            return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+            return "{" + ", ".join(f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
         case datetime.date() | datetime.time():  # a datetime is a date
             return value.isoformat()
     raise ConfigurationError(f"{value!r} cannot be written as TOML", "use text, numbers, true and false, lists and tables")

@@ -13,9 +13,12 @@ from whippletree.protocols import Harness
 __all__ = ["NAMES", "load_harness", "shipped_settings"]
 
 NAMES = {
+    "claude-code": "whippletree.harnesses.claude_code:ClaudeCode",
+    "codex": "whippletree.harnesses.codex:Codex",
     "gemini-cli": "whippletree.harnesses.gemini_cli:GeminiCli",
     "mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent",
     "opencode": "whippletree.harnesses.opencode:OpenCode",
+    "pi": "whippletree.harnesses.pi:Pi",
     "qwen-code": "whippletree.harnesses.qwen_code:QwenCode",
 }
 

@@ -19,6 +19,7 @@ from whippletree.traces.atif import (
     Source,
     Step,
     StepToolCall,
+    SubagentRef,
     Trajectory,
 )
 
@@ -70,6 +71,19 @@ class Steps:
         result = ObservationResult(source_call_id=call_id if call_id in self._calls else None, content=content, extra=extra)
         before = self._steps[place].observation
         results = [*before.results, result] if before is not None else [result]
+        self._steps[place] = msgspec.structs.replace(self._steps[place], observation=Observation(results=results))
+
+    def refer(self, call_id: str, trajectory_id: str) -> None:
+        """Say that a tool call started the sub-agent of this trajectory; its result has been added."""
+        place = self._calls.get(call_id)
+        observed = self._steps[place].observation if place is not None else None
+        if place is None or observed is None:
+            return
+        reference = [SubagentRef(trajectory_id=trajectory_id)]
+        results = [
+            msgspec.structs.replace(result, subagent_trajectory_ref=reference) if result.source_call_id == call_id else result
+            for result in observed.results
+        ]
         self._steps[place] = msgspec.structs.replace(self._steps[place], observation=Observation(results=results))
 
     def trajectory(

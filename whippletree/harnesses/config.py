@@ -49,6 +49,140 @@ class MiniSettings(Config):
     """Repeats of a model request that failed, within about two seconds; the gateway joins repeats into one call."""
 
 
+class ClaudeCodeSettings(Config):
+    """Settings of Claude Code; the defaults give prompts that are small and vary least.
+
+    Example: ClaudeCodeSettings(tools=("Bash", "Read"), step_limit=20)
+    """
+
+    profile: Literal["bare", "lean", "full"] = "lean"
+    """"lean": four tools, no experimental features, memory, attribution line or marks for prompt caches, so that prompts are
+    small and extend exactly; "bare": its own minimal mode besides, without instruction files, hooks and most of the system
+    prompt; "full": what a user gets without settings, sub-agents included."""
+
+    model: str = ""
+    """The model name that it is told; empty: the run's. Names of real models switch on what it knows of them."""
+
+    system_prompt: str = ""
+    """Text that replaces its own system prompt; empty: its own."""
+
+    system_append: str = ""
+    """Text after its system prompt; empty: none."""
+
+    tools: tuple[str, ...] = ()
+    """Names of the built-in tools to offer; empty: those of the profile."""
+
+    step_limit: int = 0
+    """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
+
+    context_tokens: int = 200_000
+    """The model's context as it is told, in tokens, at least 100,000; close to it the history is compacted."""
+
+    compaction: bool = True
+    """Whether it compacts its history by itself."""
+
+    output_tokens: int = 8192
+    """The longest turn that it asks for, in tokens."""
+
+    command_seconds: int = 120
+    """Time limit of one command that names none of its own, seconds."""
+
+    request_retries: int = 2
+    """How often it repeats a model request that fails; the gateway joins repeats into one call."""
+
+    arguments: tuple[str, ...] = ()
+    """Further arguments of its command line, as `claude --help` has them."""
+
+    environment: dict[str, str] = {}
+    """Further environment variables of its process."""
+
+
+class CodexSettings(Config):
+    """Settings of Codex; the defaults give a small set of tools and nothing that looks for a server of its maker.
+
+    Example: CodexSettings(system_prompt="You are a careful engineer.", features={"view_image": False})
+    """
+
+    profile: Literal["lean", "full"] = "lean"
+    """"lean": no sub-agents, skills, goals, web search, images or questions; "full": what a user gets without settings."""
+
+    model: str = ""
+    """The model name that it is told; empty: the run's. Names of real models choose its tools and its system prompt."""
+
+    system_prompt: str = ""
+    """Text that replaces its own system prompt; empty: its own."""
+
+    system_append: str = ""
+    """Text of a further message of the developer role; empty: none."""
+
+    environment_context: bool = True
+    """Whether a message tells the working directory, the shell and today's date."""
+
+    features: dict[str, bool] = {}
+    """Its feature switches, by the names that `codex features list` prints; they go before the profile's."""
+
+    context_tokens: int = 200_000
+    """The model's context as it is told, in tokens."""
+
+    compact_tokens: int = 0
+    """Length of the history, in tokens, at which it is compacted; 0: nine tenths of the context."""
+
+    request_retries: int = 2
+    """How often it repeats a model request, or a stream that broke; the gateway joins repeats into one call."""
+
+    stream_seconds: int = 300
+    """How long a stream may be silent before it is given up, seconds."""
+
+    arguments: tuple[str, ...] = ()
+    """Further arguments of its command line, as `codex exec --help` has them."""
+
+    options: dict[str, object] = {}
+    """Further keys of its configuration file, at its top; they go before the adapter's."""
+
+
+class PiSettings(Config):
+    """Settings of pi.
+
+    Example: PiSettings(dialect="messages", tools=("bash", "read"), step_limit=20)
+    """
+
+    dialect: Literal["chat", "responses", "messages", "gemini"] = "chat"
+    """The dialect that it speaks."""
+
+    model: str = ""
+    """The model name that it is told; empty: the run's."""
+
+    system_prompt: str = ""
+    """Text that replaces its own system prompt; empty: its own. Date and working directory follow in any case."""
+
+    system_append: str = ""
+    """Text after its system prompt; empty: none."""
+
+    tools: tuple[str, ...] = ("read", "bash", "edit", "write")
+    """Names of the built-in tools to offer; besides the default ones it has `grep`, `find` and `ls`."""
+
+    step_limit: int = 0
+    """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
+
+    context_tokens: int = 200_000
+    """The model's context as it is told, in tokens; close to it the history is compacted."""
+
+    output_tokens: int = 8192
+    """The longest turn that it asks for, in tokens."""
+
+    reasoning: bool = False
+    """Whether the model is told to be one that thinks; then its thinking is part of the history."""
+
+    compaction: bool = True
+    """Whether it compacts its history by itself."""
+
+    request_retries: int = 3
+    """How often it repeats a model request that fails."""
+
+    arguments: tuple[str, ...] = ()
+    """Further arguments of its command line, as `pi --help` has them."""
+
+
 class GeminiSettings(Config):
     """Settings of Gemini CLI; the defaults give prompts that vary least.
 

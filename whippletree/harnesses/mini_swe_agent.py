@@ -20,15 +20,19 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from whippletree.errors import HarnessError, SandboxError
+from whippletree.harnesses.atif_steps import Steps, counts
 from whippletree.harnesses.config import MiniSettings
 from whippletree.harnesses.packages import Adapter, interpreter, read_settings
+from whippletree.harnesses.reading import record_ending, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
+from whippletree.traces.atif import Agent
 
 if TYPE_CHECKING:
     from whippletree.harnesses.mini_model import Connection
@@ -50,6 +54,54 @@ _SWITCHES = {
 }
 
 
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: str = ""
+
+
+class _Call(msgspec.Struct):
+    id: str = ""
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Spoken(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Spoken = msgspec.field(default_factory=_Spoken)
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Cached = msgspec.field(default_factory=_Cached)
+
+
+class _Response(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+
+
+class _Extra(msgspec.Struct):
+    response: _Response | str | None = None
+
+
+class _Message(msgspec.Struct):
+    """A message of the history. Where a turn could not be used, it is in `extra` of the message that says so."""
+
+    role: str = ""
+    content: Any = None
+    tool_call_id: str = ""
+    extra: _Extra | None = None
+
+
 class _Stats(msgspec.Struct):
     api_calls: int = 0
 
@@ -64,6 +116,12 @@ class _Trajectory(msgspec.Struct):
     """The parts of mini's trajectory file that are read here."""
 
     info: _Info = msgspec.field(default_factory=_Info)
+
+
+class _History(msgspec.Struct):
+    """The messages of mini's trajectory file."""
+
+    messages: list[_Message] = []
 
 
 class MiniSweAgent(Adapter):
@@ -128,6 +186,22 @@ class MiniSweAgent(Adapter):
         status = info.exit_status or f"Exit{exit_code}"
         return HarnessResult(exit_status=status, steps=info.model_stats.api_calls, crashed=True, message=output[-2000:])
 
+    def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
+        """Mini's trajectory; a turn that it dropped from its history is told from the message that says why."""
+        data = record_ending(records, "/trajectory.json")
+        if data is None:
+            return None
+        steps = Steps()
+        for message in msgspec.json.decode(data, type=_History).messages:
+            response = message.extra.response if message.extra is not None else None
+            if isinstance(response, _Response) and response.choices:
+                _tell(steps, response)
+            if message.role in ("system", "user"):
+                steps.say("system" if message.role == "system" else "user", _text(message.content))
+            elif message.role == "tool":
+                steps.observe(message.tool_call_id, _text(message.content))
+        return msgspec.json.encode(steps.trajectory(Agent(name=self.name, version=self.version)))
+
     def load(self) -> None:
         """Import mini: seconds, once per process. Sets mini's switches in this process's environment. Raises HarnessError."""
         if self._connection is not None:
@@ -166,6 +240,23 @@ class MiniSweAgent(Adapter):
             status = type(error).__name__
             return _result(status, agent.n_calls, str(error)[-2000:])
         return _result(str(outcome.get("exit_status", "")), agent.n_calls, str(outcome.get("submission", "")))
+
+
+def _tell(steps: Steps, response: _Response) -> None:
+    spoken, usage = response.choices[0].message, response.usage
+    steps.turn(
+        spoken.content or "",
+        [tool_call(call.id, call.function.name, call.function.arguments) for call in spoken.tool_calls or ()],
+        counts(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details.cached_tokens or 0),
+        reasoning=spoken.reasoning_content or "",
+    )
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content, which may be parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
 
 
 def _result(status: str, steps: int, message: str) -> HarnessResult:
