@@ -16,7 +16,7 @@ import pytest
 from live_world import FINAL, PROMPT, Told, World, living, make_model, turn
 
 from whippletree.engines.scripted import Faults
-from whippletree.harnesses import NAMES, load_harness
+from whippletree.harnesses import load_harness
 from whippletree.traces import build_samples
 
 INSTALLED = os.environ.get("WHIPPLETREE_HARNESSES", "")

@@ -12,8 +12,8 @@ Invariants (tests/gateway/test_gateway_lineage.py):
 
 from __future__ import annotations
 
-import re
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 

@@ -18,7 +18,7 @@ import msgspec
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import GeminiSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
-from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, StepToolCall, Trajectory
 
 VERSION = "0.61.0"
@@ -62,12 +62,14 @@ class GeminiCli(Packaged):
         exit_code="0: the turn ended; 53: its limit of turns; 42: the prompt was refused; else the status of an error, modulo 256",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=49_000,
-        subagent_tool="invoke_agent",
-        subagent_arguments={"agent_name": "generalist", "prompt": "{prompt}"},
-        subagent_finish="complete_task",
-        subagent_finish_arguments={"result": {"response": "{report}"}},
-        compaction={"compression_threshold": 0.03},
         ends_at=("drop", "overflow"),
+        probe=Probe(
+            subagent_tool="invoke_agent",
+            subagent_arguments={"agent_name": "generalist", "prompt": "{prompt}"},
+            subagent_finish="complete_task",
+            subagent_finish_arguments={"result": {"response": "{report}"}},
+            compaction={"compression_threshold": 0.03},
+        ),
         notes=(
             "the first message holds today's date, so prompts differ from day to day",
             "a word of the instruction that begins with @ and names a file is replaced by that file",

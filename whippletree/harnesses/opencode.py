@@ -24,7 +24,7 @@ from whippletree.errors import HarnessError
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import OpenCodeSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
-from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, StepToolCall, Trajectory
 
 VERSION = "1.18.33"
@@ -77,10 +77,12 @@ class OpenCode(Packaged):
         exit_code="0: the turn ended, also after an error of the model; 1: it could not start",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=31_000,
-        subagent_tool="task",
-        subagent_arguments={"description": "one command", "prompt": "{prompt}", "subagent_type": "general"},
-        compaction={"context_tokens": 60_000, "output_tokens": 4_000},
         record_differs=("arguments",),
+        probe=Probe(
+            subagent_tool="task",
+            subagent_arguments={"description": "one command", "prompt": "{prompt}", "subagent_type": "general"},
+            compaction={"context_tokens": 60_000, "output_tokens": 4_000},
+        ),
         notes=(
             "it needs about half a gigabyte of memory per attempt",
             "the system prompt holds today's date and the working directory, so prompts differ from day to day",
@@ -144,7 +146,8 @@ class OpenCode(Packaged):
                 Path(directory, f"opencode.db{suffix}").write_bytes(records.get(DATABASE + suffix, b""))
             try:
                 with contextlib.closing(sqlite3.connect(Path(directory, "opencode.db"))) as database:
-                    sessions = [_session(database, *row, agent) for row in database.execute(_SESSIONS).fetchall()]
+                    rows = database.execute(_SESSIONS).fetchall()
+                    sessions = [_session(database, str(name), str(parent), agent) for name, parent in rows]
             except sqlite3.Error as error:
                 cause = f"OpenCode's database cannot be read: {error}"
                 raise HarnessError(cause, "look whether the sandbox's disk was full") from error

@@ -19,7 +19,7 @@ from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import QwenSettings
 from whippletree.harnesses.gemini_cli import parts_text
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
-from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, StepToolCall, Trajectory
 
 VERSION = "0.24.4"
@@ -62,15 +62,17 @@ class QwenCode(Packaged):
         exit_code="0: the turn ended; 53: its limit of turns; 55: its limit of tool calls or time; 1: an error",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=79_000,
-        subagent_tool="agent",
-        subagent_arguments={
-            "description": "one command",
-            "prompt": "{prompt}",
-            "subagent_type": "general-purpose",
-            "run_in_background": False,
-        },
-        compaction={"context_tokens": 130_000},
         record_differs=("arguments",),
+        probe=Probe(
+            subagent_tool="agent",
+            subagent_arguments={
+                "description": "one command",
+                "prompt": "{prompt}",
+                "subagent_type": "general-purpose",
+                "run_in_background": False,
+            },
+            compaction={"context_tokens": 130_000},
+        ),
         notes=(
             "the first message holds today's date, so prompts differ from day to day",
             "a word of the instruction that begins with @ and names a file is replaced by that file",
@@ -227,7 +229,9 @@ def _add_turn(steps: Steps, record: dict[str, Any]) -> None:
     metrics = None
     if usage:
         prompt = int(usage.get("promptTokenCount", 0))
-        metrics = counts(prompt, int(usage.get("totalTokenCount", prompt)) - prompt, int(usage.get("cachedContentTokenCount", 0)))
+        metrics = counts(
+            prompt, int(usage.get("totalTokenCount", prompt)) - prompt, int(usage.get("cachedContentTokenCount", 0))
+        )
     called = [part["functionCall"] for part in parts if "functionCall" in part]
     calls = [
         StepToolCall(tool_call_id=str(call.get("id", "")), function_name=str(call["name"]), arguments=call.get("args") or {})

@@ -79,19 +79,6 @@ def _absent(point: str, why: str) -> Line:
     return Line(point=point, grade="not applicable", seen=why)
 
 
-def _first(runs: Runs, name: str) -> Run | None:
-    return runs[name][0] if runs.get(name) else None
-
-
-def _failed(point: str, run: Run | None) -> Line | None:
-    """The line of a scenario that could not be run."""
-    if run is None:
-        return _line(point, False, "its scenario was not run", "run the check again")
-    if run.error:
-        return _line(point, False, run.error, "mend that first")
-    return None
-
-
 def told(run: Run) -> str:
     """How a run ended, in words."""
     if run.error:
@@ -106,10 +93,17 @@ def told(run: Run) -> str:
 
 
 def _plain(point: str, look: Callable[[Run], Line]) -> Callable[[Runs], Line]:
+    return _of(point, "plain", look)
+
+
+def _of(point: str, name: str, look: Callable[[Run], Line]) -> Callable[[Runs], Line]:
+    """What `look` says of a scenario's run; a FAIL where there is none, or it could not be run."""
+
     def line(runs: Runs) -> Line:
-        run = _first(runs, "plain")
-        broken = _failed(point, run)
-        return broken if broken is not None or run is None else look(run)
+        run = next(iter(runs.get(name, ())), None)
+        if run is None:
+            return _line(point, False, "its scenario was not run", "run the check again")
+        return _line(point, False, run.error, "mend that first") if run.error else look(run)
 
     return line
 
@@ -185,7 +179,9 @@ def _side_calls(facts: HarnessFacts, runs: Runs) -> Line:
     def look(run: Run) -> Line:
         sides = sum(node.role == "side" for node in run.trace.nodes)
         said = f", as said: {', '.join(facts.side_calls)}" if facts.side_calls and sides else ""
-        return _line("side calls", bool(sides) == bool(facts.side_calls), f"{sides} beside the main ones{said}", wanted=not sides)
+        return _line(
+            "side calls", bool(sides) == bool(facts.side_calls), f"{sides} beside the main ones{said}", wanted=not sides
+        )
 
     return _plain("side calls", look)(runs)
 
@@ -198,35 +194,32 @@ def _tool_call(facts: HarnessFacts, runs: Runs) -> Line:
 
 def _job(point: str, facts: HarnessFacts, runs: Runs, name: str) -> Line:
     """A scenario without trouble: everything ran, and the run ended by itself."""
-    if not facts.shell_tool:
-        return _absent(point, "it offers the model no tool")
-    run = _first(runs, name)
-    broken = _failed(point, run)
-    if broken is not None or run is None:
-        return broken or _absent(point, "")
-    ran = f"{len(run.written)} of {len(run.scenario.writes)} files written"
-    return _line(point, run.did_its_job and run.ended_well, f"{ran}; {told(run)}")
+
+    def look(run: Run) -> Line:
+        ran = f"{len(run.written)} of {len(run.scenario.writes)} files written"
+        return _line(point, run.did_its_job and run.ended_well, f"{ran}; {told(run)}")
+
+    return _of(point, name, look)(runs) if facts.shell_tool else _absent(point, "it offers the model no tool")
 
 
 def _trouble(point: str, facts: HarnessFacts, runs: Runs) -> Line:
     """It goes on and does its job, or gives up in good order where the facts say that it does."""
+    name = _TROUBLE[point]
+    gives_up = name in facts.ends_at
+
+    def look(run: Run) -> Line:
+        met = run.overflowed if name == "overflow" else name == "arguments" or any(one.fault for one in run.asked)
+        if not met:
+            return _line(point, False, "the trouble did not come about", "look at what it asked, with --keep")
+        tries = f"{len(run.asked)} requests"
+        if run.did_its_job and run.ended_well:
+            return _line(point, not gives_up, f"it went on and did its job, {tries}; {told(run)}")
+        held = gives_up and not run.end.timed_out
+        return _line(point, held, f"it gave up, {tries}; {told(run)}", wanted=False)
+
     if point == "bad arguments" and not facts.shell_tool:
         return _absent(point, "it offers the model no tool")
-    name = _TROUBLE[point]
-    run = _first(runs, name)
-    broken = _failed(point, run)
-    if broken is not None or run is None:
-        return broken or _absent(point, "")
-    met = run.overflowed if name == "overflow" else name == "arguments" or any(one.fault for one in run.asked)
-    if not met:
-        return _line(point, False, "the trouble did not come about", "look at what it asked, with --keep")
-    survived = run.did_its_job and run.ended_well
-    gives_up = name in facts.ends_at
-    tries = f"{len(run.asked)} requests"
-    if survived:
-        return _line(point, not gives_up, f"it went on and did its job, {tries}; {told(run)}")
-    held = gives_up and not run.end.timed_out
-    return _line(point, held, f"it gave up, {tries}; {told(run)}", wanted=False)
+    return _of(point, name, look)(runs)
 
 
 def _extends(facts: HarnessFacts, runs: Runs) -> Line:
@@ -234,7 +227,9 @@ def _extends(facts: HarnessFacts, runs: Runs) -> Line:
         main = _main(run)
         if len(main) < 2:
             return _line("second request", facts.second_request == "single", f"{len(main)} request", wanted=False)
-        breaks = [second.call.prefix_break for first, second in zip(main, main[1:], strict=False) if second.parent != first.call_id]
+        breaks = [
+            second.call.prefix_break for first, second in zip(main, main[1:], strict=False) if second.parent != first.call_id
+        ]
         seen = f"breaks: {', '.join(breaks)}" if breaks else f"it goes on from the first's exact ids ({facts.second_request})"
         return _line("second request", not breaks and facts.second_request != "single", seen)
 
@@ -242,34 +237,32 @@ def _extends(facts: HarnessFacts, runs: Runs) -> Line:
 
 
 def _compaction(facts: HarnessFacts, runs: Runs) -> Line:
+    def look(run: Run) -> Line:
+        summaries = [node for node in run.trace.nodes if node.role == "compaction"]
+        main = _main(run)
+        held = bool(summaries) and len(main) + len(summaries) == len(run.calls) and run.did_its_job and run.ended_well
+        seen = f"{len(summaries)} compactions and {len(main)} main calls of {len(run.calls)}; {told(run)}"
+        return _line("compaction", held, seen)
+
     if not facts.compacts:
         return _absent("compaction", "it never shortens its history")
-    if not facts.compaction or not facts.shell_tool:
-        return _absent("compaction", "the facts name no settings that bring it about in a short run")
-    run = _first(runs, "compaction")
-    broken = _failed("compaction", run)
-    if broken is not None or run is None:
-        return broken or _absent("compaction", "")
-    summaries = [node for node in run.trace.nodes if node.role == "compaction"]
-    main = _main(run)
-    held = bool(summaries) and len(main) + len(summaries) == len(run.calls) and run.did_its_job and run.ended_well
-    seen = f"{len(summaries)} compactions and {len(main)} main calls of {len(run.calls)}; {told(run)}"
-    return _line("compaction", held, seen)
+    if not facts.probe.compaction or not facts.shell_tool:
+        return _absent("compaction", "no settings bring it about in a short run")
+    return _of("compaction", "compaction", look)(runs)
 
 
 def _subagents(facts: HarnessFacts, runs: Runs) -> Line:
+    def look(run: Run) -> Line:
+        theirs = [node for node in run.trace.nodes if node.role == "subagent"]
+        mains = {node.conversation for node in run.trace.nodes if node.role == "main"}
+        held = bool(theirs) and len(mains) == 1 and run.did_its_job and run.ended_well
+        return _line("sub-agents", held, f"{len(theirs)} of {len(run.calls)} calls are a sub-agent's; {told(run)}")
+
     if not facts.subagents:
         return _absent("sub-agents", "it has none")
-    if not facts.subagent_tool:
-        return _absent("sub-agents", "the facts name no tool that starts one")
-    run = _first(runs, "subagent")
-    broken = _failed("sub-agents", run)
-    if broken is not None or run is None:
-        return broken or _absent("sub-agents", "")
-    theirs = [node for node in run.trace.nodes if node.role == "subagent"]
-    mains = {node.conversation for node in run.trace.nodes if node.role == "main"}
-    held = bool(theirs) and len(mains) == 1 and run.did_its_job and run.ended_well
-    return _line("sub-agents", held, f"{len(theirs)} of {len(run.calls)} calls are a sub-agent's; {told(run)}")
+    if not facts.probe.subagent_tool:
+        return _absent("sub-agents", "no single call starts one")
+    return _of("sub-agents", "subagent", look)(runs)
 
 
 def _reconciled(facts: HarnessFacts, runs: Runs) -> Line:
@@ -288,7 +281,10 @@ def _reconciled(facts: HarnessFacts, runs: Runs) -> Line:
                 grave = [finding for finding in one.told.findings if finding.level != "INFO"]
                 found = [f"{name}: {finding.level} {finding.message}" for finding in grave]
                 (known if name in facts.record_differs else worse).extend(found)
-        seen = "; ".join(worse[:4] or known[:2]) or f"{turns} turns of its record, {pairs} paired with captured calls, none differs"
+        seen = (
+            "; ".join(worse[:4] or known[:2])
+            or f"{turns} turns of its record, {pairs} paired with captured calls, none differs"
+        )
         advice = "mend the adapter's account(), or look for calls that were not captured"
         return _line("trajectory", not worse, seen, advice, wanted=not known)
 
@@ -306,9 +302,9 @@ def _clean_exit(runs: Runs) -> Line:
 
 def _two_at_once(runs: Runs) -> Line:
     pair = list(runs.get("two-at-once", ()))
-    broken = next((line for run in pair if (line := _failed("two at once", run)) is not None), None)
-    if broken is not None or len(pair) != 2:
-        return broken or _line("two at once", False, "its scenario was not run", "run the check again")
+    broken = next((run.error for run in pair if run.error), "")
+    if broken or len(pair) != 2:
+        return _line("two at once", False, broken or "its scenario was not run", "mend that first")
     well = all(run.did_its_job and run.ended_well for run in pair)
     mixed = [run.token for run, other in zip(pair, pair[::-1], strict=True) if _mentions(run, other.token)]
     seen = f"{len(pair[0].calls)} and {len(pair[1].calls)} calls, {'mixed' if mixed else 'apart'}; "

@@ -68,5 +68,7 @@ def as_text(report: Report) -> str:
         if line.next_step:
             told.append(f"  {'':<{width}}    next: {line.next_step}")
     failed = sum(line.grade == "FAIL" for line in report.lines)
-    told.append("the contract holds" if report.holds else f"the contract does not hold: {failed} of {len(report.lines)} points fail")
+    told.append(
+        "the contract holds" if report.holds else f"the contract does not hold: {failed} of {len(report.lines)} points fail"
+    )
     return "\n".join(told)

@@ -13,7 +13,7 @@ from whippletree.types import Struct
 
 CHILD = "wt-child-task"
 LINES = 2000  # lines of five characters that a command of the compaction prints
-ROUNDS = 6  # such commands
+ROUNDS = 8  # such commands
 
 
 class Scenario(Struct):
@@ -52,9 +52,9 @@ def scenarios(facts: HarnessFacts, dialect_setting: bool) -> list[Scenario]:
 def _tools(facts: HarnessFacts) -> list[Scenario]:
     """Scenarios of harnesses that call tools."""
     found = [_parallel(facts), _bad_arguments(facts)]
-    if facts.compacts and facts.compaction:
+    if facts.compacts and facts.probe.compaction:
         found.append(_compaction(facts))
-    if facts.subagent_tool:
+    if facts.probe.subagent_tool:
         found.append(_subagent(facts))
     return found
 
@@ -113,12 +113,13 @@ def _compaction(facts: HarnessFacts) -> Scenario:
         prints, shows = printing(number, "compaction")
         moves.append(Move(calls=(command_call(facts, f"seq -w 1 {LINES}; {prints}"),), shows=(shows,)))
     last, writes = _write(facts, "compaction", ROUNDS + 1)
-    return Scenario(name="compaction", moves=(*moves, last), writes=writes, settings=facts.compaction)
+    return Scenario(name="compaction", moves=(*moves, last), writes=writes, settings=facts.probe.compaction)
 
 
 def _subagent(facts: HarnessFacts) -> Scenario:
     task = f"This is {CHILD}: run one shell command, then report."
-    arguments = filled(facts.subagent_arguments, "{prompt}", task)
+    arguments = filled(facts.probe.subagent_arguments, "{prompt}", task)
     inner, writes = _write(facts, "subagent", 1)
-    start = Move(calls=((facts.subagent_tool, arguments),), shows=(REPORT,), text="I start a sub-agent.")
-    return Scenario(name="subagent", moves=(start,), child_moves=(inner,), writes=writes)
+    start = Move(calls=((facts.probe.subagent_tool, arguments),), shows=(REPORT,), text="I start a sub-agent.")
+    settings = facts.probe.subagent_settings
+    return Scenario(name="subagent", moves=(start,), child_moves=(inner,), writes=writes, settings=settings)

@@ -111,16 +111,16 @@ class Script:
         return written(move) if move is not None else self._end()
 
     def _end(self) -> str:
-        if not self._facts.finish_tool:
+        if not self._facts.probe.finish_tool:
             return FINAL
-        return written(Move(calls=((self._facts.finish_tool, self._facts.finish_arguments),), text=FINAL))
+        return written(Move(calls=((self._facts.probe.finish_tool, self._facts.probe.finish_arguments),), text=FINAL))
 
     def _child_end(self) -> str:
         facts = self._facts
-        if not facts.subagent_finish:
+        if not facts.probe.subagent_finish:
             return REPORT
-        arguments = filled(facts.subagent_finish_arguments, "{report}", REPORT)
-        return written(Move(calls=((facts.subagent_finish, arguments),), text=REPORT))
+        arguments = filled(facts.probe.subagent_finish_arguments, "{report}", REPORT)
+        return written(Move(calls=((facts.probe.subagent_finish, arguments),), text=REPORT))
 
 
 def filled(arguments: dict[str, object], mark: str, text: str) -> dict[str, object]:

@@ -90,7 +90,9 @@ class Tap:
         assert self._client is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP}
         url = self._target + request.raw_path
-        async with self._client.request(request.method, url, data=body or None, headers=headers, allow_redirects=False) as reply:
+        async with self._client.request(
+            request.method, url, data=body or None, headers=headers, allow_redirects=False
+        ) as reply:
             self._note(request, reply.status, at, fault)
             kept = {name: value for name, value in reply.headers.items() if name.lower() not in _HOP}
             response = web.StreamResponse(status=reply.status, headers=kept)

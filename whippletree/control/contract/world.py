@@ -219,13 +219,21 @@ class World:
 
 def instruction(token: str) -> str:
     """What the harness is asked to do."""
-    return f"Run the shell commands that you find useful, one after another, then say that you are done. This is {token}. {FINAL}"
+    return (
+        f"Run the shell commands that you find useful, one after another, then say that you are done. This is {token}. {FINAL}"
+    )
 
 
 def _spec(harness: str, rollout_id: str) -> RolloutSpec:
     sampling = Sampling(max_tokens=4000)
     return RolloutSpec(
-        rollout_id=rollout_id, group_id="check", source="check", task_id="check", task_path="", harness=harness, sampling=sampling
+        rollout_id=rollout_id,
+        group_id="check",
+        source="check",
+        task_id="check",
+        task_path="",
+        harness=harness,
+        sampling=sampling,
     )
 
 
