@@ -201,9 +201,6 @@ class GeminiSettings(Config):
     step_limit: int = 0
     """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
 
-    compression_threshold: float = 0.5
-    """Share of a context of 1,048,576 tokens at which it compresses its history."""
-
     directory_tree: bool = False
     """Whether the first message lists the files of the working directory."""
 
@@ -264,7 +261,7 @@ class QwenSettings(Config):
     """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
 
     context_tokens: int = 200_000
-    """The model's context as it is told, in tokens; close to it the history is compressed. 0: what it knows of the model's name."""
+    """The model's context as it is told, in tokens; close to it the history is compressed. 0: what it knows of the name."""
 
     request_retries: int = 2
     """How often it repeats a model request that fails."""

@@ -1,7 +1,7 @@
 """Gemini CLI, unmodified: Gemini's generateContent, streamed.
 
 Its record is the session file that it writes while it works, one JSON line per message; a message that is written again under
-its id replaces the earlier one, and `$set` replaces the whole history, as a compression does.
+its id replaces the earlier one, and `$set` replaces the whole history.
 
 Invariants (tests/harnesses/test_gemini_cli_adapter.py): the key is in the environment alone; every turn of the model that the
 record ever held is one step of the account; sub-agents are trajectories of their own.
@@ -58,8 +58,7 @@ class GeminiCli(Packaged):
         shell_extra={"description": "run a command"},
         sampled_turn="thought text dropped",
         subagents=True,
-        compacts=True,
-        exit_code="0: the turn ended; 53: its limit of turns; 42: the prompt was refused; else the status of an error, modulo 256",
+        exit_code="0: the turn ended; 53: its limit of turns; 42: the prompt was refused; else an error's status, modulo 256",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=49_000,
         ends_at=("drop", "overflow"),
@@ -68,11 +67,11 @@ class GeminiCli(Packaged):
             subagent_arguments={"agent_name": "generalist", "prompt": "{prompt}"},
             subagent_finish="complete_task",
             subagent_finish_arguments={"result": {"response": "{report}"}},
-            compaction={"compression_threshold": 0.03},
         ),
         notes=(
             "the first message holds today's date, so prompts differ from day to day",
             "a word of the instruction that begins with @ and names a file is replaced by that file",
+            "it compresses what came before the latest instruction, so in a run with one instruction it compresses nothing",
             "no header names its threads: they are told apart by system prompt, tools and first message",
         ),
     )
@@ -136,7 +135,7 @@ class GeminiCli(Packaged):
 
 def configuration(settings: GeminiSettings) -> dict[str, Any]:
     """Its settings.json for an attempt; no secret is in it."""
-    model: dict[str, Any] = {"compressionThreshold": settings.compression_threshold, "skipNextSpeakerCheck": True}
+    model: dict[str, Any] = {"skipNextSpeakerCheck": True}
     if settings.step_limit:
         model["maxSessionTurns"] = settings.step_limit
     tools: dict[str, Any] = {"shell": {"enableInteractiveShell": False, "showColor": False}, "disableLLMCorrection": True}

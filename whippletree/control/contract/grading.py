@@ -11,6 +11,7 @@ could not be run fails the points that need it, with its error.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from whippletree.control.contract.report import Grade, Line, Measured
@@ -227,9 +228,7 @@ def _extends(facts: HarnessFacts, runs: Runs) -> Line:
         main = _main(run)
         if len(main) < 2:
             return _line("second request", facts.second_request == "single", f"{len(main)} request", wanted=False)
-        breaks = [
-            second.call.prefix_break for first, second in zip(main, main[1:], strict=False) if second.parent != first.call_id
-        ]
+        breaks = [second.call.prefix_break for first, second in itertools.pairwise(main) if second.parent != first.call_id]
         seen = f"breaks: {', '.join(breaks)}" if breaks else f"it goes on from the first's exact ids ({facts.second_request})"
         return _line("second request", not breaks and facts.second_request != "single", seen)
 
@@ -318,7 +317,7 @@ def _mentions(run: Run, token: str) -> bool:
 def _cost(runs: Runs) -> Line:
     def look(run: Run) -> Line:
         found = measured(run)
-        seen = f"{found.start_seconds:.1f} s to the first request, {found.cpu_seconds:.1f} CPU-seconds, {found.peak_mb} MiB at most"
+        seen = f"{found.start_seconds:.1f} s to the first request, {found.cpu_seconds:.1f} CPU-seconds, {found.peak_mb} MiB"
         return Line(point="cost", grade="pass", seen=seen)
 
     return _plain("cost", look)(runs)

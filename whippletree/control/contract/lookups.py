@@ -1,5 +1,6 @@
 """The name look-ups of a sandbox, by name: a resolver on 127.0.0.1:53 inside its network that knows no name.
 
+A sandbox looks names up in files alone; `SWITCH` stands for its nsswitch.conf in a check, so that this resolver is asked too.
 A sandbox has the loopback interface only. Resolvers that first look which kinds of address the machine has would refuse without
 asking anybody, and nothing would be seen; so loopback gets an address of the documentation's network besides, from which
 nothing leads anywhere. Only root may enter the network of a sandbox: for others there is no log, and look-ups are not seen.
@@ -25,6 +26,9 @@ _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 _ADDRESS, _MASK = "192.0.2.1", "255.255.255.255"
 _NO_SUCH_NAME = 0x8183
 _HEADER = 12  # bytes
+
+SWITCH = "passwd: files\ngroup: files\nhosts: files dns\n"
+SWITCH_PATH = "/etc/nsswitch.conf"
 _READ = 4096
 
 

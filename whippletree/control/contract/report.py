@@ -1,7 +1,7 @@
 """What a check found, as data, as text, as JSON.
 
-Invariants (tests/control/test_contract_report.py): a report holds exactly if no line of it is FAIL; what is written is read back
-equal; every FAIL has a next step.
+Invariants (tests/control/test_contract_report.py): a report holds exactly if no line of it is FAIL; what is written is
+read back equal; every FAIL has a next step.
 """
 
 from __future__ import annotations

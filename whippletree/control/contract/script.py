@@ -4,7 +4,8 @@
            └─► a sub-agent's?                           ──► the sub-agent's next move
            └─► the next move that is not done           ──► its tool calls; after the last one, the end of the run
 
-A move is done once what its commands print is in a prompt, which is never in the commands themselves: `printf 'wt-%s-%s' 1 plain`.
+A move is done once what its commands print is in a prompt, which is never in the commands themselves:
+`printf 'wt-%s-%s' 1 plain`.
 
 Invariants (tests/control/test_contract_script.py): a move is made again while its output is missing, but only so often; done
 moves stay done, also when a compaction takes their output out of the prompt; a prompt overflows once.

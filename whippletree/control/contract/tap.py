@@ -5,8 +5,8 @@
 
 Faults are counted over the requests that offer the harness's shell tool, so that side calls take none of them.
 
-Invariants (tests/control/test_contract_tap.py): without a fault a request and its reply pass unchanged; each fault happens once;
-a reply is passed on piece by piece, not whole.
+Invariants (tests/control/test_contract_tap.py): without a fault a request and its reply pass unchanged; each fault happens
+once; a reply is passed on piece by piece, not whole.
 """
 
 from __future__ import annotations

@@ -90,6 +90,8 @@ class World:
         self._directory = directory
         self._renderer = renderer
         self._control = control
+        self._switch = directory / "nsswitch.conf"
+        self._switch.write_text(lookups.SWITCH, encoding="utf-8")
 
     async def run(self, scenario: Scenario) -> list[Run]:
         """The scenario's attempt, or both of them. Never raises WhippletreeError: it is told in the run."""
@@ -151,7 +153,8 @@ class World:
         tap = Tap(f"http://127.0.0.1:{port}", tool=self.harness.facts.shell_tool, faults=run.scenario.faults)
         output = self._directory / run.scenario.name / run.token
         async with tap.serving() as outside:
-            box_spec = SandboxSpec(sandbox_id=run.token, read_only=launcher.read_only, limits=LIMITS)
+            read_only = (*launcher.read_only, (str(self._switch), lookups.SWITCH_PATH))
+            box_spec = SandboxSpec(sandbox_id=run.token, read_only=read_only, limits=LIMITS)
             box = sandboxes.create(self.sandbox, box_spec, gateway=("127.0.0.1", outside))
             try:
                 handle = await box.start()
