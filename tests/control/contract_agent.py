@@ -4,6 +4,7 @@ Modes: "" does its job; "nosy" looks a name up and knocks elsewhere; "careless" 
 time; "forgetful" keeps only the last messages.
 """
 
+import contextlib
 import http.client
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.parse
+from pathlib import Path
 
 TOOL = {
     "type": "function",
@@ -59,10 +61,8 @@ def main(mode: str) -> None:
             lambda: socket.getaddrinfo("updates.example", 443),
             lambda: socket.create_connection(("198.51.100.7", 443), 2),
         ):
-            try:
+            with contextlib.suppress(OSError):
                 knock()
-            except OSError:
-                pass
     if mode == "careless":
         subprocess.Popen(["sleep", "300"], start_new_session=True)
     messages = [{"role": "system", "content": "You run commands."}, {"role": "user", "content": sys.stdin.read()}]
@@ -76,8 +76,7 @@ def main(mode: str) -> None:
         messages += results
         if mode == "forgetful":
             messages = [messages[1], *messages[-1 - len(results) :]]
-        with open(os.path.expanduser("~/turns.json"), "w") as file:
-            json.dump(turns, file)
+        (Path.home() / "turns.json").write_text(json.dumps(turns))
         if not calls:
             print("done")
             return

@@ -26,7 +26,7 @@ from whippletree.types import Call, CallPayload, Int32, Message, ParsedMessage, 
 Fingerprint = bytes
 WIDTH = 4  # bytes of an id
 SHORTEST_SUMMARY = 40  # characters; a shorter reply is found in too many messages
-SUMMARY_MARKS = re.compile(r"<(summary|state_snapshot)>(.*?)</\1>", re.DOTALL)
+SUMMARY_MARKS = re.compile(r"(?=<(summary|state_snapshot)>(.*?)</\1>)", re.DOTALL)
 
 
 class Links(Struct):

@@ -115,6 +115,7 @@ class ClaudeCode(Packaged):
         exit_code="0: the turn ended; 1: an error or a limit; its output says which, with a subtype that may say success",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=17_000,
+        record_differs=("arguments",),
         probe=Probe(
             subagent_tool="Agent",
             subagent_arguments={"description": "one command", "prompt": "{prompt}", "subagent_type": "general-purpose"},

@@ -113,6 +113,7 @@ class Codex(Packaged):
         exit_code="0: the turn ended; 1: an error; its last event says which",
         variations=("tools", "system"),
         fixed_prompt_chars=20_000,
+        ends_at=("overflow",),
         probe=Probe(compaction={"compact_tokens": 40_000}),
         notes=(
             "a message holds today's date and the working directory (environment_context)",

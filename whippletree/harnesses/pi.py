@@ -19,7 +19,7 @@ from whippletree.harnesses.atif_steps import Steps, counts
 from whippletree.harnesses.config import PiSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
 from whippletree.harnesses.reading import TIMED_OUT, json_lines, tool_call
-from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
 from whippletree.traces.atif import Agent
 
 VERSION = "0.73.1"
@@ -75,12 +75,16 @@ class Pi(Packaged):
         streams=True,
         shell_tool="bash",
         sampled_turn="arguments re-serialised",
-        compacts=True,
         exit_code="0: the turn ended, also after an error of the API in JSON mode; 1: an error; the session file decides",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=5_700,
-        probe=Probe(compaction={"context_tokens": 60_000}),
-        notes=("the system prompt holds today's date and the working directory",),
+        ends_at=("overflow",),
+        record_differs=("arguments", "overflow"),
+        notes=(
+            "the system prompt holds today's date and the working directory",
+            "it compacts between instructions: in a run with one, after its end, by a side call whose summary nothing uses",
+            "arguments that are no JSON are repaired in its history and its record",
+        ),
     )
 
     def plan(self, spec: AttemptSpec) -> LaunchPlan:

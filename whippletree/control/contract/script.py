@@ -29,10 +29,11 @@ REPORT = "The sub-agent is done."
 SUMMARY = """<analysis>
 Commands were run.
 </analysis>
-<state_snapshot>
 <summary>
 Commands were run, and the work goes on with the next one.
 </summary>
+<state_snapshot>
+Commands were run, and the work goes on with the next one.
 </state_snapshot>"""
 _SUMMARISE = re.compile(r"(create|write|provide|generate|produce)\b[^.]{0,80}(summary|<state_snapshot>)", re.IGNORECASE)
 
@@ -107,7 +108,7 @@ class Script:
         move = self._lane.next(text, peek=True)
         if self._overflow_at is not None and not self.overflowed and move is self._lane.at(self._overflow_at):
             self.overflowed = True
-            raise ContextOverflow("the prompt does not fit the model's context of 1 tokens", "shorten the prompt")
+            raise ContextOverflow("9001 prompt tokens leave no room in a context of 8192", "shorten the prompt")
         move = self._lane.next(text)
         return written(move) if move is not None else self._end()
 

@@ -18,6 +18,7 @@ from typing import Literal
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from whippletree.errors import RequestError
 from whippletree.gateway.requests import dialect_of, shown
@@ -89,7 +90,7 @@ class Tap:
     async def _pass(self, request: web.Request, body: bytes, at: float, fault: str) -> web.StreamResponse:
         assert self._client is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP}
-        url = self._target + request.raw_path
+        url = URL(self._target + request.raw_path, encoded=True)
         async with self._client.request(
             request.method, url, data=body or None, headers=headers, allow_redirects=False
         ) as reply:
