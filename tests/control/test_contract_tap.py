@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from whippletree.control.contract.tap import DROP_AFTER, Tap
 
@@ -50,7 +51,7 @@ async def test_requests_and_replies_pass_unchanged_and_are_noted(target: tuple[T
     server, url = target
     tap = Tap(url, tool="sh")
     async with tap.serving() as port, aiohttp.ClientSession(headers={"Authorization": "Bearer k"}) as client:
-        path = f"http://127.0.0.1:{port}/r/secret/v1/x?a=%2F"
+        path = URL(f"http://127.0.0.1:{port}/r/secret/v1/x?a=%2F", encoded=True)
         async with client.post(path, data=BODY) as reply:
             assert (reply.status, reply.headers["X-Own"], await reply.read()) == (201, "yes", b"a" * 100 + b"b" * 300)
     assert server.got == [("POST", "/r/secret/v1/x?a=%2F", BODY, "Bearer k")]
