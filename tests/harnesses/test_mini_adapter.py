@@ -14,6 +14,7 @@ from whippletree.harnesses import NAMES, load_harness, mini_swe_agent
 from whippletree.harnesses.config import MiniSettings
 from whippletree.harnesses.mini_swe_agent import MiniSweAgent
 from whippletree.protocols import AttemptSpec, Harness, HarnessResult, PoolHarness
+from whippletree.traces.atif import Metrics, read_trajectory
 
 SECRET = "wt-very-secret"
 
@@ -129,3 +130,38 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mini_swe_agent, "VERSION", "0.0.1")
     with pytest.raises(HarnessError, match=r"0\.0\.1 is wanted, 2\.4\.6 is installed"):
         MiniSweAgent().plan(spec())
+
+
+def test_its_trajectory_becomes_a_document_with_the_turns_that_it_dropped() -> None:
+    def response(text: str | None, *calls: tuple[str, str]) -> dict[str, object]:
+        made = [{"id": f"c{n}", "function": {"name": "bash", "arguments": given}} for n, given in calls]
+        usage = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 2}}
+        message = {"content": text, "tool_calls": made, "reasoning_content": "hm"}
+        return {"response": {"choices": [{"message": message}], "usage": usage}}
+
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": [{"type": "text", "text": "go"}]},
+        {"role": "assistant", "content": None, "extra": response(None, ("1", '{"command": "ls"}'))},
+        {"role": "tool", "tool_call_id": "c1", "content": "a.txt"},
+        {"role": "user", "content": "That was no JSON.", "extra": response("x", ("2", '{"command": '))},
+        {"role": "user", "content": "That broke.", "extra": {"response": "ModelResponse(...)"}},
+        {"role": "exit", "content": "", "extra": {"exit_status": "Submitted"}},
+    ]
+    data = json.dumps({"info": {}, "messages": messages}).encode()
+    account = MiniSweAgent().account("", {"/run/x/trajectory.json": data})
+    assert account is not None
+    told = read_trajectory(account)
+    assert [(step.source, step.message) for step in told.steps] == [
+        ("system", "S"),
+        ("user", "go"),
+        ("agent", ""),
+        ("agent", "x"),
+        ("user", "That was no JSON."),
+        ("user", "That broke."),
+    ]
+    first, dropped = (step for step in told.steps if step.source == "agent")
+    assert first.observation is not None and first.observation.results[0].content == "a.txt"
+    assert first.metrics == Metrics(prompt_tokens=9, completion_tokens=4, cached_tokens=2) and first.reasoning_content == "hm"
+    assert dropped.tool_calls is not None and dropped.tool_calls[0].extra == {"arguments": '{"command": '}
+    assert MiniSweAgent().account("", {}) is None

@@ -17,7 +17,7 @@ from whippletree import sandboxes
 from whippletree.control.launch import ProcessLauncher
 from whippletree.control.policy import AgentEnd
 from whippletree.control.records import ACCOUNT
-from whippletree.engines.scripted import Faults, ScriptedEngine
+from whippletree.engines.scripted import ScriptedEngine
 from whippletree.gateway.config import GatewayConfig
 from whippletree.gateway.keys import mint
 from whippletree.gateway.server import Parts, serving
@@ -77,9 +77,9 @@ class Told:
 class World:
     """A gateway with one rollout, and its record."""
 
-    def __init__(self, store: Store, renderer: Any, harnesses: Path) -> None:
+    def __init__(self, store: Store, renderer: Any, harnesses: Path, context: int) -> None:
         self.store, self.renderer, self.harnesses, self.port = store, renderer, harnesses, 0
-        self.engine = ScriptedEngine(self._sample, context=500_000, vocabulary=2000)
+        self.engine = ScriptedEngine(self._sample, context=context, vocabulary=2000)
         self.answer: Callable[[str], str] = lambda text: FINAL
         self.prompts: list[str] = []
 
@@ -143,16 +143,14 @@ class World:
 
 
 @asynccontextmanager
-async def living(directory: Path, model: Path, harnesses: Path, faults: Faults | None = None) -> AsyncIterator[World]:
+async def living(directory: Path, model: Path, harnesses: Path, *, context: int = 500_000) -> AsyncIterator[World]:
     """A world with its gateway serving."""
     renderer = load_renderer(model, RenderingConfig(template=str(TEMPLATE)))
     with open_store(directory / "store") as store:
         sampling = Sampling(max_tokens=2000)
         spec = RolloutSpec(rollout_id="r0", group_id="g", source="s", task_id="t", task_path="", harness="h", sampling=sampling)
         store.open_session(spec).result()
-        made = World(store, renderer, harnesses)
-        if faults is not None:
-            made.engine.faults = faults
+        made = World(store, renderer, harnesses, context)
         async with serving(
             GatewayConfig(), Parts(store=store, engines=[made.engine], renderer=renderer, secret=SECRET)
         ) as made.port:

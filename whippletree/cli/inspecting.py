@@ -97,7 +97,7 @@ def _add_rollouts(commands: Any) -> None:
     compare = rollouts.add_parser("reconcile", help="compare with the harness's own trajectory; exit 1 where they disagree")
     compare.add_argument("run_dir", type=Path)
     compare.add_argument("rollout_id")
-    compare.add_argument("trajectory", type=Path, help="an ATIF document")
+    compare.add_argument("trajectory", type=Path, nargs="?", help="an ATIF document; default: the one kept with the rollout")
     compare.set_defaults(run=_rollouts_reconcile)
 
     shell = rollouts.add_parser("shell", help="open the machine of an attempt, as its snapshot has it")
@@ -167,12 +167,25 @@ def _rollouts_reconcile(arguments: argparse.Namespace) -> int:
     from whippletree.traces import read_account, reconcile
     from whippletree.ui.conversation import printable
 
-    _, trace = _read_trace(arguments)
-    found = reconcile(trace, read_account(arguments.trajectory))
+    rollout, trace = _read_trace(arguments)
+    path = arguments.trajectory or _kept_account(arguments.run_dir, rollout)
+    found = reconcile(trace, read_account(path))
     print(f"{found.turns} turns of the harness, {found.calls} captured calls, {len(found.pairs)} pairs")
     for finding in found.findings:
         print(f"{finding.level:5} {finding.code}: {printable(finding.message)}")
     return 1 if found.worst == "FATAL" else 0
+
+
+def _kept_account(run_dir: Path, rollout: Rollout) -> Path:
+    """Where the account of a rollout's last attempt is kept."""
+    from whippletree.control.attempt import slug
+    from whippletree.control.records import ACCOUNT
+
+    path = Layout(run_dir).attempts / slug(rollout.spec.rollout_id) / str(rollout.attempt) / ACCOUNT
+    if not path.is_file():
+        cause = f"rollout {rollout.spec.rollout_id} has no account of its harness at {path}"
+        raise ConfigurationError(cause, "give a document, or see `whippletree harness show` for whether the harness keeps one")
+    return path
 
 
 def _rollouts_shell(arguments: argparse.Namespace) -> int:

@@ -33,13 +33,15 @@ from whippletree.types import Cause, CauseClass, Launch, RolloutSpec
 log = logging.getLogger(__name__)
 
 HIDDEN = "[key]"
-OUTPUT_LIMIT = 1_000_000  # bytes of a harness's output that are kept
+OUTPUT_LIMIT = 1_000_000  # bytes of a harness's output that are kept: of more, the beginning and the end
 OUTPUT = "/logs/agent"
 
 # The harness's output goes to a file, so that no process that it leaves behind holds the pipe of this command open.
 _TO_FILE = f"""mkdir -p "${{WHIPPLETREE_ROOT:-}}{OUTPUT}" && exec > "${{WHIPPLETREE_ROOT:-}}{OUTPUT}/$1" 2>&1 || exit 125
-[ -z "$2" ] || exec < "${{WHIPPLETREE_ROOT:-}}$2" || exit 125
+[ -z "$2" ] || exec < "${{WHIPPLETREE_ROOT:-}}{OUTPUT}/$2" || exit 125
 shift 2; exec "$@\""""
+_TAIL = f"""exec tail -c "$2" -- "${{WHIPPLETREE_ROOT:-}}{OUTPUT}/$1\""""
+CUT = "\n[output was cut here]\n"
 KILL_SECONDS = 10.0  # limit for ending an agent's processes
 
 
@@ -175,9 +177,9 @@ class ProcessLauncher:
         if spec.step:  # an earlier step may have left its own, and a copy never replaces a file
             left = [path for path, _ in plan.files] + [plan.trajectory, *(records.root_of(path)[0] for path in plan.records)]
             await sandbox.exec(["/bin/rm", "-rf", "--", *filter(None, left)], timeout=KILL_SECONDS, cwd="/")
-        said = f"{OUTPUT}/input-{secrets.token_hex(8)}.txt" if plan.stdin else ""
+        said = f"input-{secrets.token_hex(8)}.txt" if plan.stdin else ""
         with tempfile.TemporaryDirectory(prefix="whippletree-plan-") as directory:
-            for number, (path, text) in enumerate((*plan.files, *(((said, plan.stdin),) if said else ()))):
+            for number, (path, text) in enumerate((*plan.files, *(((f"{OUTPUT}/{said}", plan.stdin),) if said else ()))):
                 source = Path(directory, str(number))
                 source.write_text(text, encoding="utf-8")
                 await sandbox.put(source, path)
@@ -205,8 +207,7 @@ class _ProcessAgent:
         except SandboxError as error:
             cause = Cause(cause=CauseClass.SANDBOX, phase="agent", message=error.cause, next_step=error.next_step)
             return AgentEnd(result=HarnessResult(exit_status="sandbox_lost"), cause=cause)
-        said = await self._file(f"{OUTPUT}/{name}") or b""
-        ended = msgspec.structs.replace(done, output=done.output + said.decode("utf-8", errors="replace"))
+        ended = msgspec.structs.replace(done, output=done.output + await self._said(name))
         found = await records.fetch(self._sandbox, [path for path in (self._plan.trajectory, *self._plan.records) if path])
         trajectory = found.get(self._plan.trajectory)
         self._keep(ended, trajectory, found)
@@ -214,13 +215,21 @@ class _ProcessAgent:
             return AgentEnd(result=HarnessResult(exit_status="deadline", message=ended.output[-MESSAGE_LIMIT:]), timed_out=True)
         return AgentEnd(result=self._interpret(ended, trajectory))
 
-    async def _file(self, path: str) -> bytes | None:
-        """A file of the harness's; None where there is none, also where the agent put something else in its place."""
+    async def _said(self, name: str) -> str:
+        """The harness's output; of more than the limit, its two ends, since the last says how it ended. "" where there is none,
+        also where the agent put something else in its place."""
         try:
-            return await self._sandbox.read(path, OUTPUT_LIMIT)
+            said = await self._sandbox.read(f"{OUTPUT}/{name}", OUTPUT_LIMIT) or b""
+            if len(said) < OUTPUT_LIMIT:
+                return said.decode("utf-8", errors="replace")
+            half = OUTPUT_LIMIT // 2
+            end = await self._sandbox.exec(
+                ["/bin/sh", "-c", _TAIL, "tail", name, str(half)], timeout=KILL_SECONDS, cwd="/", output_limit=half
+            )
+            return said[:half].decode("utf-8", errors="replace") + CUT + end.output
         except SandboxError as error:
-            log.warning("%s attempt %d: %s cannot be read: %s", self._spec.rollout_id, self._spec.attempt, path, error)
-            return None
+            log.warning("%s attempt %d: %s cannot be read: %s", self._spec.rollout_id, self._spec.attempt, name, error)
+            return ""
 
     def _interpret(self, ended: ExecResult, trajectory: bytes | None) -> HarnessResult:
         try:

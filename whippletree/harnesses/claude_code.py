@@ -114,7 +114,7 @@ class ClaudeCode(Packaged):
         compacts=True,
         exit_code="0: the turn ended; 1: an error or a limit; its output says which, with a subtype that may say success",
         variations=("tools", "system", "steps"),
-        fixed_prompt_chars=17_000,
+        fixed_prompt_chars=12_000,
         record_differs=("arguments",),
         probe=Probe(
             subagent_tool="Agent",
@@ -172,7 +172,7 @@ class ClaudeCode(Packaged):
             return HarnessResult(exit_status=f"Exit{exit_code}", steps=steps, crashed=True, message=output[-_MESSAGE_LIMIT:])
         said = (end.result or "\n".join(end.errors))[-_MESSAGE_LIMIT:]
         if end.subtype in ("error_max_turns", "error_max_budget_usd"):
-            return HarnessResult(exit_status="TurnLimit", steps=steps, message=said, ran_out="budget")
+            return HarnessResult(exit_status="TurnLimit", steps=max(0, steps - 1), message=said, ran_out="budget")
         if end.is_error or end.subtype != "success" or exit_code != 0:
             status = "ApiError" if end.is_error and end.subtype == "success" else end.subtype or f"Exit{exit_code}"
             return HarnessResult(exit_status=status, steps=steps, crashed=True, message=said or output[-_MESSAGE_LIMIT:])

@@ -4,8 +4,9 @@ Its record is the rollout file that it writes while it works, one JSON line per 
 the model. Each sub-agent has a rollout file of its own. The native program is started, not the script around it, so that no
 Node is needed inside.
 
-Invariants (tests/harnesses/test_codex_adapter.py): the key is in the environment alone; every turn that the model sampled is
-one step of the account; sub-agents are trajectories of their own, referred to by the step that started them.
+Invariants (tests/harnesses/test_codex_adapter.py): the key is in the environment alone, and commands are started without it;
+every turn that the model sampled is one step of the account; sub-agents are trajectories of their own, referred to by the step
+that started them.
 """
 
 from __future__ import annotations
@@ -196,6 +197,7 @@ def configuration(settings: CodexSettings, spec: AttemptSpec) -> str:
         "model_context_window": settings.context_tokens,
         "model_auto_compact_token_limit": settings.compact_tokens or settings.context_tokens * 9 // 10,
         "include_environment_context": settings.environment_context,
+        "shell_environment_policy": {"exclude": [KEY]},
         "check_for_update_on_startup": False,
         "analytics": {"enabled": False},
         "history": {"persistence": "none"},

@@ -28,7 +28,16 @@ SESSION = f"{HOME}/.pi/session.jsonl"
 EXTENSION = f"{HOME}/.pi/step-limit.js"
 KEY = "WHIPPLETREE_KEY"
 _MESSAGE_LIMIT = 2000  # characters
-_LIMIT_REACHED = "whippletree: step limit reached"
+_STEP_LIMIT = """// Ends the run after so many turns of the model, by pi's own interface for extensions.
+export default function (pi) {
+  let turns = 0;
+  pi.on("turn_end", (event, context) => {
+    turns += 1;
+    if (turns >= %d && event.toolResults.length > 0) context.abort();
+  });
+}
+"""
+_NOT_SAMPLED = ("error", "aborted")
 _APIS = {
     "chat": "openai-completions",
     "responses": "openai-responses",
@@ -75,9 +84,9 @@ class Pi(Packaged):
         streams=True,
         shell_tool="bash",
         sampled_turn="arguments re-serialised",
-        exit_code="0: the turn ended, also after an error of the API in JSON mode; 1: an error; the session file decides",
+        exit_code="0: the turn ended (in its JSON mode also after an error); 1: an error; the session file decides",
         variations=("tools", "system", "steps"),
-        fixed_prompt_chars=5_700,
+        fixed_prompt_chars=5_500,
         ends_at=("overflow",),
         record_differs=("arguments", "overflow"),
         notes=(
@@ -106,6 +115,9 @@ class Pi(Packaged):
             if text:
                 files.append((f"{DIRECTORY}/{option}.md", text))
                 argv += [f"--{option}", f"{DIRECTORY}/{option}.md"]
+        if settings.step_limit:
+            files.append((EXTENSION, _STEP_LIMIT % settings.step_limit))
+            argv += ["--extension", EXTENSION]
         return LaunchPlan(
             argv=(*argv, *settings.arguments),
             environment={
@@ -125,12 +137,14 @@ class Pi(Packaged):
     def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
         """The last turn of its session decides."""
         turns = [e.message for e in json_lines(trajectory or b"", _Entry) if e.message.role == "assistant"]
-        steps = len(turns)
+        steps = sum(turn.stopReason not in _NOT_SAMPLED for turn in turns)
         if exit_code == TIMED_OUT:
             return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
         last = turns[-1] if turns else None
         if last is not None and last.stopReason in ("stop", "length") and exit_code == 0:
             return HarnessResult(exit_status="Completed", steps=steps, message=_text(last.content)[-_MESSAGE_LIMIT:])
+        if last is not None and last.stopReason == "aborted":
+            return HarnessResult(exit_status="StepLimit", steps=steps, ran_out="budget")
         message = (last.errorMessage if last is not None else "") or output[-_MESSAGE_LIMIT:]
         status = "ApiError" if last is not None and last.stopReason == "error" else f"Exit{exit_code}"
         return HarnessResult(exit_status=status, steps=steps, crashed=True, message=message)
@@ -143,7 +157,7 @@ class Pi(Packaged):
         steps = Steps()
         for entry in json_lines(data, _Entry):
             message = entry.message
-            if message.role == "assistant" and message.stopReason != "error":
+            if message.role == "assistant" and message.stopReason not in _NOT_SAMPLED:
                 _add_turn(steps, message, entry.timestamp)
             elif message.role == "toolResult":
                 steps.observe(message.toolCallId, _text(message.content), failed=message.isError)

@@ -11,7 +11,7 @@ from whippletree import sandboxes
 from whippletree.control.config import ControlConfig, DeadlineConfig, PoolConfig
 from whippletree.control.contract.grading import grade, measured
 from whippletree.control.contract.model import make_renderer
-from whippletree.control.contract.report import Report
+from whippletree.control.contract.report import Report, checked
 from whippletree.control.contract.scenarios import scenarios
 from whippletree.control.contract.world import Run, World
 from whippletree.errors import ConfigurationError, HarnessError
@@ -67,7 +67,7 @@ async def check_harness(
             version=harness.version,
             launch=how,
             sandbox=sandboxes.choose(world.sandbox).kind,
-            facts=harness.facts,
+            facts=checked(harness.facts),
             lines=grade(harness.facts, runs),
             measured=measured(plain),
         )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from whippletree.protocols import HarnessFacts
 from whippletree.types import Struct
 
@@ -39,7 +41,8 @@ class Measured(Struct):
 
 
 class Report(Struct):
-    """The report of one harness. `sandbox`: the backend that it ran in; `facts` are the adapter's when it ran.
+    """The report of one harness. `sandbox`: the backend that it ran in; `facts` are those of the adapter's that
+    were looked at.
 
     Example: Report(harness="codex", version="0.171.0", launch="process", sandbox="bubblewrap", facts=HarnessFacts(...),
                     lines=(Line(...),), measured=Measured(...))
@@ -57,6 +60,13 @@ class Report(Struct):
     def holds(self) -> bool:
         """Whether the contract holds: no line is FAIL."""
         return all(line.grade != "FAIL" for line in self.lines)
+
+
+def checked(facts: HarnessFacts) -> HarnessFacts:
+    """The facts that a check looks at; what is only told is left out."""
+    told = HarnessFacts(dialects=facts.dialects, streams=facts.streams)
+    names = ("sampled_turn", "thread_headers", "exit_code", "variations", "fixed_prompt_chars", "notes")
+    return msgspec.structs.replace(facts, **{name: getattr(told, name) for name in names})
 
 
 def as_text(report: Report) -> str:
