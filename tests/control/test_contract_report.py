@@ -109,7 +109,7 @@ def test_the_page_has_a_row_for_each_point_and_a_damaged_report_is_named(tmp_pat
     text = page([report("differs")])
     assert all(f"| {point} | differs |" in text for point in POINTS[:-1]) and "a &lt;b> \\| c" in text
     (tmp_path / "h.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match="h.json"):
+    with pytest.raises(ConfigurationError, match=r"h\.json"):
         load_reports(tmp_path)
 
 

@@ -69,7 +69,7 @@ async def test_a_reply_is_passed_on_piece_by_piece(target: tuple[Target, str]) -
 
 
 async def test_each_fault_happens_once_to_requests_that_offer_the_tool(target: tuple[Target, str]) -> None:
-    server, url = target
+    _, url = target
     tap = Tap(url, tool="sh", faults={1: "429", 2: "500", 3: "drop"})
     async with tap.serving() as port, aiohttp.ClientSession() as client:
         place = f"http://127.0.0.1:{port}"

@@ -10,7 +10,7 @@ record ever held is one step of the account; sub-agents are trajectories of thei
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ import msgspec
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import GeminiSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
+from whippletree.harnesses.reading import TIMED_OUT, json_lines
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, StepToolCall, Trajectory
 
@@ -26,7 +27,6 @@ SYSTEM = f"{HOME}/.gemini/system.md"
 CHATS = f"{HOME}/.gemini/tmp/*/chats/*"
 SUBAGENT_CHATS = f"{HOME}/.gemini/tmp/*/chats/*/*"
 _TURN_LIMIT = 53
-_TIMED_OUT = 124
 _MESSAGE_LIMIT = 2000  # characters
 
 
@@ -106,7 +106,7 @@ class GeminiCli(Packaged):
 
     def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
         """The last line of its streamed output decides; its exit code where there is none."""
-        events = list(_events(output))
+        events = list(json_lines(output, _Event))
         steps = sum(event.type == "tool_use" for event in events) + 1 if events else 0
         end = next((event for event in reversed(events) if event.type == "result"), None)
         if exit_code == _TURN_LIMIT:
@@ -114,7 +114,7 @@ class GeminiCli(Packaged):
         if end is not None and end.status == "success" and exit_code == 0:
             said = "".join(event.content for event in events if event.type == "message" and event.role == "assistant")
             return HarnessResult(exit_status="Completed", steps=steps, message=said[-_MESSAGE_LIMIT:])
-        if exit_code == _TIMED_OUT:
+        if exit_code == TIMED_OUT:
             return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
         status = str(end.error.get("type", "")) if end is not None else ""
         message = str(end.error.get("message", "")) if end is not None else ""
@@ -157,15 +157,6 @@ def configuration(settings: GeminiSettings) -> dict[str, Any]:
         "context": {"includeDirectoryTree": settings.directory_tree},
         "tools": tools,
     }
-
-
-def _events(output: str) -> Iterator[_Event]:
-    for line in output.splitlines():
-        if line.startswith("{"):
-            try:
-                yield msgspec.json.decode(line, type=_Event)
-            except msgspec.MsgspecError:
-                continue  # something that a tool printed, or a line that was cut off
 
 
 class Session(msgspec.Struct):

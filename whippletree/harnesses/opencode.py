@@ -13,7 +13,7 @@ import contextlib
 import json
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ from whippletree.errors import HarnessError
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import OpenCodeSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
+from whippletree.harnesses.reading import TIMED_OUT, json_lines
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, StepToolCall, Trajectory
 
 VERSION = "1.18.33"
 DATABASE = f"{HOME}/.local/share/opencode/opencode.db"
 PROVIDER = "whippletree"
-_TIMED_OUT = 124
 _MESSAGE_LIMIT = 2000  # characters
 _PACKAGES = {
     "chat": "@ai-sdk/openai-compatible",
@@ -120,9 +120,9 @@ class OpenCode(Packaged):
 
     def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
         """Its output decides: it exits with 0 after an error too."""
-        events = list(_events(output))
+        events = list(json_lines(output, _Event))
         steps = sum(event.type == "step_finish" for event in events)
-        if exit_code == _TIMED_OUT:
+        if exit_code == TIMED_OUT:
             return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
         last = next((event for event in reversed(events) if event.type in ("error", "step_finish")), None)
         error = last.error if last is not None and last.type == "error" else None  # one that it got over is no matter
@@ -196,15 +196,6 @@ def configuration(settings: OpenCodeSettings, spec: AttemptSpec) -> dict[str, An
             }
         },
     }
-
-
-def _events(output: str) -> Iterator[_Event]:
-    for line in output.splitlines():
-        if line.startswith("{"):
-            try:
-                yield msgspec.json.decode(line, type=_Event)
-            except msgspec.MsgspecError:
-                continue  # something that a tool printed, or a line that was cut off
 
 
 def _session(database: sqlite3.Connection, session_id: str, parent: str, agent: Agent) -> tuple[str, Trajectory]:

@@ -19,6 +19,7 @@ from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import QwenSettings
 from whippletree.harnesses.gemini_cli import parts_text
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
+from whippletree.harnesses.reading import TIMED_OUT, json_lines
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, StepToolCall, Trajectory
 
@@ -27,7 +28,6 @@ CHATS = f"{HOME}/.qwen/projects/*/chats/*"
 SUBAGENT_CHATS = f"{HOME}/.qwen/projects/*/subagents/*/*"
 _TURN_LIMIT = 53
 _BUDGET = 55
-_TIMED_OUT = 124
 _MESSAGE_LIMIT = 2000  # characters
 _KINDS = {"chat": "openai", "responses": "openai-responses", "messages": "anthropic", "gemini": "gemini"}
 _NAMES = {"chat": "OPENAI", "responses": "OPENAI", "messages": "ANTHROPIC", "gemini": "GEMINI"}
@@ -117,13 +117,13 @@ class QwenCode(Packaged):
 
     def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
         """The last line of its streamed output decides; its exit code where there is none."""
-        end = next((event for event in reversed(list(_events(output))) if event.type == "result"), _End())
+        end = next((event for event in reversed(list(json_lines(output, _End))) if event.type == "result"), _End())
         steps, message = end.num_turns, (end.result or str(end.error.get("message", "")))[-_MESSAGE_LIMIT:]
         if exit_code in (_TURN_LIMIT, _BUDGET) or end.subtype == "error_max_turns":
             return HarnessResult(exit_status="TurnLimit", steps=steps, message=message, ran_out="budget")
         if end.subtype == "success" and not end.is_error and exit_code == 0:
             return HarnessResult(exit_status="Completed", steps=steps, message=message)
-        if exit_code == _TIMED_OUT:
+        if exit_code == TIMED_OUT:
             return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
         status = end.subtype if end.is_error and end.subtype else f"Exit{exit_code}"
         return HarnessResult(exit_status=status, steps=steps, crashed=True, message=message or output[-_MESSAGE_LIMIT:])
@@ -164,15 +164,6 @@ def configuration(settings: QwenSettings, spec: AttemptSpec) -> dict[str, Any]:
         "model": {"skipNextSpeakerCheck": True, "generationConfig": generation},
         "tools": tools,
     }
-
-
-def _events(output: str) -> Iterator[_End]:
-    for line in output.splitlines():
-        if line.startswith("{"):
-            try:
-                yield msgspec.json.decode(line, type=_End)
-            except msgspec.MsgspecError:
-                continue  # something that a tool printed, or a line that was cut off
 
 
 def read_session(data: bytes, agent: Agent, trajectory_id: str | None = None) -> Trajectory | None:

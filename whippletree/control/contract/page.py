@@ -61,7 +61,7 @@ def page(reports: Sequence[Report]) -> str:
         "",
         "`whippletree harness check NAME` runs a harness in sandboxes against the gateway and a scripted engine, and grades what",
         "it sees against the adapter's facts: pass; differs as the facts say; FAIL (what was seen is not what the facts say);",
-        "not applicable (–). It exits with 0 only where no point fails. How it works is on [the page of checks](harness-check.md).",
+        "not applicable (–). It exits with 0 only where no point fails. How it works: [checking a harness](harness-check.md).",
         "",
         "The tables are made of recorded reports:",
         "`python -m whippletree.control.contract.page docs/contract > docs/harness-contract.md`.",
