@@ -36,7 +36,11 @@ PLAIN: list[tuple[str, dict[str, object]]] = [
     ("codex", {}),
     ("codex", {"profile": "full"}),
     ("mini-swe-agent", {"step_limit": 4}),
+    ("gemini-cli", {}),
+    *(("opencode", {"dialect": dialect}) for dialect in ("chat", "messages")),
+    ("opencode", {"title": True}),
     *(("pi", {"dialect": dialect}) for dialect in ("chat", "responses", "messages", "gemini")),
+    *(("qwen-code", {"dialect": dialect}) for dialect in ("chat", "messages")),
 ]
 KEEPS_GOING = {"mini-swe-agent"}  # plain text does not end it: it is asked for a command again
 

@@ -59,8 +59,8 @@ def page(reports: Sequence[Report]) -> str:
     told = [
         "# The contract of a harness",
         "",
-        "`whippletree harness check NAME` runs a harness in sandboxes against the gateway and a scripted engine, and grades what",
-        "it sees against the adapter's facts: pass; differs as the facts say; FAIL (what was seen is not what the facts say);",
+        "`whippletree harness check NAME` runs a harness in sandboxes against the gateway and a scripted engine, and grades",
+        "what it sees against the adapter's facts: pass; differs as the facts say; FAIL (what was seen is not what the facts say);",
         "not applicable (–). It exits with 0 only where no point fails. How it works: [checking a harness](harness-check.md).",
         "",
         "The tables are made of recorded reports:",
