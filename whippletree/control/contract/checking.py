@@ -55,6 +55,7 @@ async def check_harness(
     try:
         (place / "model").mkdir()
         world = World(harness, name, place, make_renderer(place / "model"), control)
+        backend = sandboxes.choose(world.sandbox)  # which tries them, once: not while a gateway serves
         dialect_setting = harness.settings is not None and "dialect" in harness.settings.__struct_fields__
         runs: dict[str, list[Run]] = {}
         for scenario in scenarios(harness.facts, dialect_setting):
@@ -66,7 +67,7 @@ async def check_harness(
             harness=harness.name,
             version=harness.version,
             launch=how,
-            sandbox=sandboxes.choose(world.sandbox).kind,
+            sandbox=backend.kind,
             facts=checked(harness.facts),
             lines=grade(harness.facts, runs),
             measured=measured(plain),
