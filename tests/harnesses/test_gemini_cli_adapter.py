@@ -60,7 +60,8 @@ def test_the_last_event_and_the_exit_code_say_how_it_ended() -> None:
     done = {"type": "result", "status": "success", "stats": {}}
     failed = {"type": "result", "status": "error", "error": {"type": "unknown", "message": "[API Error: terminated]"}}
     result = GeminiCli().result
-    assert result(0, lines(init, used, said, said | {"content": "all."}, done), None) == HarnessResult(
+    first = said | {"content": "I look."}
+    assert result(0, lines(init, first, used, said, said | {"content": "all."}, done), None) == HarnessResult(
         exit_status="Completed", steps=2, message="Done, all."
     )
     assert result(1, lines(init, failed), None) == HarnessResult(

@@ -112,7 +112,9 @@ class GeminiCli(Packaged):
         if exit_code == _TURN_LIMIT:
             return HarnessResult(exit_status="TurnLimit", steps=steps, ran_out="budget")
         if end is not None and end.status == "success" and exit_code == 0:
-            said = "".join(event.content for event in events if event.type == "message" and event.role == "assistant")
+            tools = [place for place, event in enumerate(events) if event.type in ("tool_use", "tool_result")]
+            last = events[tools[-1] + 1 if tools else 0 :]
+            said = "".join(event.content for event in last if event.type == "message" and event.role == "assistant")
             return HarnessResult(exit_status="Completed", steps=steps, message=said[-_MESSAGE_LIMIT:])
         if exit_code == TIMED_OUT:
             return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
