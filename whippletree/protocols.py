@@ -726,6 +726,27 @@ class Package(Struct):
     python: str = ""
 
 
+class Probe(Struct):
+    """How a check of a harness brings about what a short run does not show by itself.
+
+    `finish_tool` with its arguments is the call that ends a run ("": text without a call does). `subagent_tool` with its
+    arguments starts a sub-agent under `subagent_settings` ("": no single call does); "{prompt}" stands for its instruction.
+    `subagent_finish` with its arguments is the call that ends one ("": text does); "{report}" stands for what it reports.
+    `compaction`: settings under which a conversation that grows by 80,000 tokens is compacted ({}: there are none).
+
+    Example: Probe(subagent_tool="task", subagent_arguments={"prompt": "{prompt}"}, compaction={"context_tokens": 60000})
+    """
+
+    finish_tool: str = ""
+    finish_arguments: dict[str, object] = {}
+    subagent_tool: str = ""
+    subagent_arguments: dict[str, object] = {}
+    subagent_settings: dict[str, object] = {}
+    subagent_finish: str = ""
+    subagent_finish_arguments: dict[str, object] = {}
+    compaction: dict[str, object] = {}
+
+
 class HarnessFacts(Struct):
     """Known behaviour of a harness, as data. `dialects` are the gateway's names, the default first.
 
@@ -735,6 +756,9 @@ class HarnessFacts(Struct):
     calls in a plain run. `thread_headers` name threads or sub-agents. `compacts`: it shortens its history by itself.
     `exit_code`: what its exit code means. `variations`: what settings can vary. `fixed_prompt_chars`: about, its system prompt
     and tools in the default settings. `notes`: further quirks.
+
+    `ends_at`: trouble after which it gives up, where others try again or go on. `record_differs`: what its own record tells
+    otherwise than it was. `probe`: how a check brings things about.
 
     Example: HarnessFacts(dialects=("responses",), streams=True, shell_tool="exec_command", shell_argument="cmd")
     """
@@ -754,6 +778,9 @@ class HarnessFacts(Struct):
     exit_code: str = ""
     variations: tuple[Literal["tools", "system", "steps"], ...] = ()
     fixed_prompt_chars: int = 0
+    ends_at: tuple[Literal["arguments", "429", "500", "drop", "overflow"], ...] = ()
+    record_differs: tuple[Literal["arguments", "429", "500", "drop", "overflow", "compaction", "subagent"], ...] = ()
+    probe: Probe = Probe()
     notes: tuple[str, ...] = ()
 
 

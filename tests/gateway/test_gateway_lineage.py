@@ -1,6 +1,7 @@
 """The tree of an attempt's calls: what a request goes on from, and which ids it starts with."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,6 +119,22 @@ def test_a_summary_that_stands_for_what_was_left_out_is_a_compaction():
         [SYSTEM, user("what did we do?"), assistant(LONG), user("go on")],
     ):
         assert (found(lineage, messages).cause, found(lineage, messages).origin) == ("compaction", summary.call.call_id)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f"<analysis>\nI think.\n</analysis>\n\n<summary>\n{LONG}\n</summary>",
+        f"<scratchpad>x</scratchpad><state_snapshot>\n{LONG}</state_snapshot>",
+        f"<state_snapshot><summary>{LONG}</summary></state_snapshot>",
+    ],
+)
+def test_of_a_summary_between_marks_the_marks_and_what_was_thought_may_be_left_out(reply: str):
+    lineage = Lineage()
+    summary = grow(lineage, [SYSTEM, USER], [1, 2], [3], assistant(reply))
+    known = found(lineage, [SYSTEM, user(f"Summary:\n{LONG}\nGo on.")])
+    assert (known.cause, known.origin) == ("compaction", summary.call.call_id)
+    assert found(lineage, [SYSTEM, user("I think.")]).cause != "compaction"
 
 
 def test_no_compaction_is_seen_where_there_is_none():

@@ -36,7 +36,11 @@ PLAIN: list[tuple[str, dict[str, object]]] = [
     ("codex", {}),
     ("codex", {"profile": "full"}),
     ("mini-swe-agent", {"step_limit": 4}),
+    ("gemini-cli", {}),
+    *(("opencode", {"dialect": dialect}) for dialect in ("chat", "messages")),
+    ("opencode", {"title": True}),
     *(("pi", {"dialect": dialect}) for dialect in ("chat", "responses", "messages", "gemini")),
+    *(("qwen-code", {"dialect": dialect}) for dialect in ("chat", "messages")),
 ]
 KEEPS_GOING = {"mini-swe-agent"}  # plain text does not end it: it is asked for a command again
 
@@ -73,7 +77,9 @@ async def test_an_unmodified_agent_is_captured_whole(
     if name not in KEEPS_GOING:
         assert (told.end.result.exit_status, told.end.result.crashed, len(main)) == ("Completed", False, 2), told
         assert told.end.result.message == FINAL
-    assert len(main) + len(side) == len(told.calls) and bool(side) == bool(harness.facts.side_calls), told
+    assert len(main) + len(side) == len(told.calls) and bool(side) == bool(harness.facts.side_calls or settings.get("title")), (
+        told
+    )
     dialect = settings.get("dialect", harness.facts.dialects[0])
     assert all(call.dialect == dialect and call.delivered and not call.error for call in told.calls), told
     assert main[1].parent_call_id == main[0].call_id and main[1].prefix_break == "", told
@@ -209,3 +215,31 @@ async def test_settings_reach_the_prompt(
     assert told.end.result.exit_status == "Completed", told
     assert "You are \u201cterse\u201d." in world.prompts[0] and "Be kind." in world.prompts[0], told
     assert set(re.findall(r'"function": \{"name": "(\w+)"', world.prompts[0])) == tools
+
+
+@pytest.mark.parametrize(
+    ("name", "tools"),
+    [
+        ("gemini-cli", {"run_shell_command", "read_file"}),
+        ("opencode", {"bash", "read"}),
+        ("qwen-code", {"run_shell_command", "read_file"}),
+    ],
+)
+async def test_tools_and_system_prompts_may_be_varied(name: str, tools: set[str], world: World, tmp_path: Path) -> None:
+    """The record is compared too: another system prompt and fewer tools change nothing of it."""
+    world.act(load_harness(name))
+    told = await world.run(name, tmp_path, tools=sorted(tools), system_prompt="You are \u201cterse\u201d, today.")
+    assert (told.end.result.exit_status, told.written) == ("Completed", b"amber-birch\n"), told
+    assert "You are \u201cterse\u201d, today." in world.prompts[0], told
+    assert set(re.findall(r'"function": \{"name": "(\w+)"', world.prompts[0])) == tools
+    agree(told)
+
+
+@pytest.mark.parametrize("name", ["gemini-cli", "opencode", "qwen-code"])
+async def test_a_step_limit_ends_the_attempt_and_is_no_crash(name: str, world: World, tmp_path: Path) -> None:
+    facts = load_harness(name).facts
+    again = turn("Once more.", (facts.shell_tool, {facts.shell_argument: "true", **facts.shell_extra}))
+    world.answer = lambda text: again if f'"{facts.shell_tool}"' in text else FINAL
+    told = await world.run(name, tmp_path, step_limit=2)
+    assert not told.end.result.crashed and not told.end.timed_out and len(told.calls) <= 4, told
+    assert told.end.result.ran_out == ("" if name == "opencode" else "budget"), told  # it asks for a last answer instead

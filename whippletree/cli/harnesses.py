@@ -1,4 +1,4 @@
-"""Commands for harnesses: list, show, install."""
+"""Commands for harnesses: list, show, install, check."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from whippletree.cli import harness_check
 from whippletree.configuration import dump
 from whippletree.protocols import Harness, HarnessFacts, Package
 from whippletree.types import Struct
@@ -42,6 +43,7 @@ def add_commands(commands: Any) -> None:
     install.add_argument("names", nargs="+", metavar="NAME", help='names, or "all"')
     install.add_argument("--verify", action="store_true", help="compare what is installed with what was; installs nothing")
     install.set_defaults(run=_install)
+    harness_check.add_command(harness)
     for parser in (listing, show, install):
         parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
         parser.add_argument("--directory", type=Path, help="where harnesses are installed; default: the user's cache folder")

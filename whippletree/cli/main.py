@@ -4,7 +4,7 @@
     eval RUN.toml           held-out tasks only
     gateway | engine | controller | learner --run-dir DIR    one process of a run
     tasks make | list | validate | show | check | run
-    harness list | show | install   config show | check
+    harness list | show | install | check   config show | check
     rollouts list | show | export | reconcile | shell
     report DIR                version
 

@@ -13,6 +13,7 @@ Invariants (tests/gateway/test_gateway_lineage.py):
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from whippletree.types import Call, CallPayload, Int32, Message, ParsedMessage, 
 Fingerprint = bytes
 WIDTH = 4  # bytes of an id
 SHORTEST_SUMMARY = 40  # characters; a shorter reply is found in too many messages
+SUMMARY_MARKS = re.compile(r"(?=<(summary|state_snapshot)>(.*?)</\1>)", re.DOTALL)
 
 
 class Links(Struct):
@@ -256,8 +258,8 @@ class Lineage:
     def _summary(self, messages: Sequence[Message], forms: Sequence[Fingerprint]) -> Node | None:
         """The call whose reply stands at the start of these messages for what was left out.
 
-        It is a reply that nothing went on from. It stands in a system or user message before the first turn, or is itself the
-        first turn, of another request than the one that it answered.
+        It is a reply that nothing went on from. It stands, whole or as what it has between marks, in a system or user message
+        before the first turn, or is itself the first turn, of another request than the one that it answered.
         """
         early: list[str] = []
         turn: Message | None = None
@@ -272,7 +274,7 @@ class Lineage:
             text = node.reply.content.strip()
             if node.continued or len(text) < SHORTEST_SUMMARY:
                 continue
-            if any(text in content for content in early):
+            if any(told in content for told in _told(text) for content in early):
                 return node
             if turn is not None and turn.content.strip() == text and node.links.asked not in answered:
                 return node
@@ -308,6 +310,12 @@ class Lineage:
             if rank > best_rank:
                 best, best_rank = node, rank
         return best
+
+
+def _told(text: str) -> list[str]:
+    """A reply, and what of it harnesses keep that ask for thoughts before the summary and leave them out."""
+    inner = [match[2].strip() for match in SUMMARY_MARKS.finditer(text)]
+    return [text, *(one for one in inner if len(one) >= SHORTEST_SUMMARY)]
 
 
 def _placed(place: int, one: Fingerprint) -> Fingerprint:

@@ -18,10 +18,13 @@ NAMES = {
     "claude-code": "whippletree.harnesses.claude_code:ClaudeCode",
     "codex": "whippletree.harnesses.codex:Codex",
     "command": "whippletree.harnesses.command:Command",
+    "gemini-cli": "whippletree.harnesses.gemini_cli:GeminiCli",
     "mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent",
     "mistral-vibe": "whippletree.harnesses.mistral_vibe:MistralVibe",
+    "opencode": "whippletree.harnesses.opencode:OpenCode",
     "openhands": "whippletree.harnesses.openhands:OpenHands",
     "pi": "whippletree.harnesses.pi:Pi",
+    "qwen-code": "whippletree.harnesses.qwen_code:QwenCode",
 }
 
 

@@ -20,7 +20,7 @@ from whippletree.harnesses.atif_steps import Steps, counts
 from whippletree.harnesses.config import ClaudeCodeSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
 from whippletree.harnesses.reading import TIMED_OUT, json_lines, tool_call
-from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent
 
 VERSION = "2.1.332"
@@ -115,6 +115,13 @@ class ClaudeCode(Packaged):
         exit_code="0: the turn ended; 1: an error or a limit; its output says which, with a subtype that may say success",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=12_000,
+        record_differs=("arguments",),
+        probe=Probe(
+            subagent_tool="Agent",
+            subagent_arguments={"description": "one command", "prompt": "{prompt}", "subagent_type": "general-purpose"},
+            subagent_settings={"profile": "full", "environment": {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1"}},
+            compaction={"context_tokens": 100_000},
+        ),
         notes=(
             "the system prompt holds today's date, the working directory and facts of the machine and the git repository",
             "a 400 makes it drop features and change its tools, in up to six requests at once",

@@ -22,7 +22,7 @@ from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import CodexSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings
 from whippletree.harnesses.reading import TIMED_OUT, json_lines, tool_call
-from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, StepToolCall
 
 VERSION = "0.171.0"
@@ -114,6 +114,8 @@ class Codex(Packaged):
         exit_code="0: the turn ended; 1: an error; its last event says which",
         variations=("tools", "system"),
         fixed_prompt_chars=20_000,
+        ends_at=("overflow",),
+        probe=Probe(compaction={"compact_tokens": 40_000}),
         notes=(
             "a message holds today's date and the working directory (environment_context)",
             "a lost connection is tried again in rising pauses; a stream that broke is asked for again with an equal body",

@@ -31,7 +31,7 @@ from whippletree.harnesses.atif_steps import Steps, counts
 from whippletree.harnesses.config import MiniSettings
 from whippletree.harnesses.packages import Adapter, interpreter, read_settings
 from whippletree.harnesses.reading import record_ending, tool_call
-from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class MiniSweAgent(Adapter):
         exit_code="0 also where a limit ended it; its trajectory says how it ended.",
         variations=("system", "steps"),
         fixed_prompt_chars=700,
+        probe=Probe(finish_tool="bash", finish_arguments={"command": f"echo {DONE_MESSAGE}"}),
         notes=(
             "A turn whose tool call cannot be read is dropped from the history.",
             "Starting its process costs about eight CPU-seconds; a pool host pays that once.",

@@ -84,11 +84,16 @@ class Pi(Packaged):
         streams=True,
         shell_tool="bash",
         sampled_turn="arguments re-serialised",
-        compacts=True,
         exit_code="0: the turn ended (in its JSON mode also after an error); 1: an error; the session file decides",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=5_500,
-        notes=("the system prompt holds today's date and the working directory",),
+        ends_at=("overflow",),
+        record_differs=("arguments", "overflow"),
+        notes=(
+            "the system prompt holds today's date and the working directory",
+            "it compacts between instructions: in a run with one, after its end, by a side call whose summary nothing uses",
+            "arguments that are no JSON are repaired in its history and its record",
+        ),
     )
 
     def plan(self, spec: AttemptSpec) -> LaunchPlan:
