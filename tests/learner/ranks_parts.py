@@ -87,18 +87,27 @@ class Made:
     logprobs: Any = None
 
 
+def in_double(learner: Learner) -> None:
+    """The policy and its critic in float64."""
+    learner.model.double()
+    if learner.critic is not None:
+        learner.critic.head.double()
+        if learner.critic.model is not None:
+            learner.critic.model.double()
+
+
 class InDouble(Learner):
     """One process in float64."""
 
     def _spread(self) -> None:
-        self.model.double()
+        in_double(self)
 
 
 class RankedInDouble(RankedLearner):
     """Ranks in float64."""
 
     def _spread(self) -> None:
-        self.model.double()
+        in_double(self)
         super()._spread()
 
 
