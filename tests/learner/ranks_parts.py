@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -51,7 +52,8 @@ def run_ranks(
                 process.join()
         assert not alive, f"ranks {alive} hang"
         ended = [process.exitcode for process in processes]
-        assert ended == list(codes or [0] * world)
+        raised = [path.read_text() for path in sorted(Path(place).glob("raised-*"))]
+        assert ended == list(codes or [0] * world), "\n".join([f"exit codes {ended}", *raised])
         return [
             None if rank in gone else torch.load(Path(place) / f"result-{rank}", weights_only=False) for rank in range(world)
         ]
@@ -64,7 +66,12 @@ def _child(rank: int, world: int, place: str, function: Callable[..., Any]) -> N
     store = dist.FileStore(f"{place}/store", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=WAIT / 2))
     arguments = torch.load(f"{place}/arguments", weights_only=False)
-    torch.save(function(rank, *arguments), f"{place}/result-{rank}")
+    try:
+        found = function(rank, *arguments)
+    except BaseException:
+        Path(f"{place}/raised-{rank}").write_text(f"rank {rank}: {traceback.format_exc()}")
+        raise
+    torch.save(found, f"{place}/result-{rank}")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -64,13 +64,15 @@ class Layout:
         if sizes.sharing > 1:
             with self._ranks.guarded():
                 self._check(sharded, row, expected)
+            sharded.reshard()
         return sharded
 
     def _check(self, sharded: Sharded, row: Row, expected: torch.Tensor) -> None:
-        trained = any(parameter.requires_grad for parameter in sharded.parameters())
-        found = sharded.scores(row, self._options).logprobs
-        off, limit = difference(found.detach(), expected, torch.bfloat16 if self._options.bf16 else expected.dtype)
         sizes = self._ranks.config
+        backward = sizes.tensor > 1 and any(parameter.requires_grad for parameter in sharded.model.parameters())
+        with torch.set_grad_enabled(backward):
+            found = sharded.scores(row, self._options).logprobs
+        off, limit = difference(found.detach(), expected, torch.bfloat16 if self._options.bf16 else expected.dtype)
 
         def judge() -> None:
             if not off <= limit:
@@ -81,7 +83,7 @@ class Layout:
                 )
 
         self._ranks.agreed(judge)
-        if sizes.tensor > 1 and trained:
+        if backward:
             found.sum().backward()  # type: ignore[no-untyped-call]
             self._check_gradients(sharded)
             sharded.zero_grad(set_to_none=True)

@@ -15,7 +15,7 @@ Invariants (tests/learner/test_ranked_learner.py, test_tensor.py):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -44,10 +44,17 @@ class Sharded(torch.nn.Module):
         for layer in layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(self, mesh=mesh)
-        for module in self.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)  # gloo knows sums alone
+        for module in self._in_pieces():
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows sums alone
+
+    def _in_pieces(self) -> Iterator[FSDPModule]:
+        return (module for module in self.modules() if isinstance(module, FSDPModule))
+
+    def reshard(self) -> None:
+        """Back to pieces, whatever a forward pass without a backward pass left whole: `parameters` are the pieces again."""
+        for module in self._in_pieces():
+            module.reshard()
 
     def forward(
         self, row: Row, options: ScoreOptions, alternatives: torch.Tensor | None, scored: bool
@@ -75,6 +82,7 @@ class Sharded(torch.nn.Module):
         return values
 
 
+@torch.no_grad()
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """The whole of a tensor, on every rank."""
     if not isinstance(tensor, DTensor):
