@@ -95,8 +95,10 @@ class Made:
 
 
 def in_double(learner: Learner) -> None:
-    """The policy and its critic in float64."""
+    """The policy and its critic in float64, which only the plain way of computing experts knows."""
     learner.model.double()
+    if learner.model.config.get_text_config().to_dict().get("num_experts_per_tok"):
+        learner.model.set_experts_implementation("eager")
     if learner.critic is not None:
         learner.critic.head.double()
         if learner.critic.model is not None:

@@ -27,6 +27,7 @@ from whippletree.learner.rows import Row
 from whippletree.learner.scoring import ScoreOptions, score_row
 from whippletree.learner.sharding import Sharded
 
+_ALONE = "set learner.ranks.context and learner.ranks.tensor to 1"
 GRADIENT_TOLERANCE = 1e-3
 """Largest difference between tensor-parallel ranks of a gradient's norm, as a share of it, that counts as rounding."""
 
@@ -62,16 +63,22 @@ class Layout:
             prepare_context(model, sizes.context, heads_in=heads_in)
         sharded = Sharded(model, layers_of(model)[1], self._ranks.pieces["shard"], self.context, value)
         if sizes.sharing > 1:
-            with self._ranks.guarded():
-                self._check(sharded, row, expected)
+            self._check(sharded, row, expected)
             sharded.reshard()
         return sharded
 
     def _check(self, sharded: Sharded, row: Row, expected: torch.Tensor) -> None:
         sizes = self._ranks.config
         backward = sizes.tensor > 1 and any(parameter.requires_grad for parameter in sharded.model.parameters())
-        with torch.set_grad_enabled(backward):
-            found = sharded.scores(row, self._options).logprobs
+        try:
+            with torch.set_grad_enabled(backward), self._ranks.guarded():
+                found = sharded.scores(row, self._options).logprobs
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"{type(sharded.model).__name__} cannot be shared by {sizes.context} x {sizes.tensor} ranks (context, tensor): "
+                f"{error}",
+                _ALONE,
+            ) from error
         off, limit = difference(found.detach(), expected, torch.bfloat16 if self._options.bf16 else expected.dtype)
 
         def judge() -> None:
@@ -79,13 +86,14 @@ class Layout:
                 raise ConfigurationError(
                     f"shared by {sizes.context} x {sizes.tensor} ranks (context, tensor) this model's logprobs are off by "
                     f"{off:.2g} (at most {limit:g})",
-                    "set learner.ranks.context and learner.ranks.tensor to 1",
+                    _ALONE,
                 )
 
         self._ranks.agreed(judge)
         if backward:
-            found.sum().backward()  # type: ignore[no-untyped-call]
-            self._check_gradients(sharded)
+            with self._ranks.guarded():
+                found.sum().backward()  # type: ignore[no-untyped-call]
+                self._check_gradients(sharded)
             sharded.zero_grad(set_to_none=True)
 
     def _check_gradients(self, sharded: Sharded) -> None:
