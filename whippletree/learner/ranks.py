@@ -178,7 +178,6 @@ def deal_numbers(rows: Sequence[Row], ranks: int, cost: CostConfig = CostConfig(
 
 
 def deal(rows: Sequence[Row], ranks: int, cost: CostConfig = CostConfig()) -> list[list[Row]]:  # noqa: B008 - immutable
-    """The rows of each rank, with empty ones where there are none."""
-    return [
-        [empty_row() if number is None else rows[number] for number in column] for column in deal_numbers(rows, ranks, cost)
-    ]
+    """The rows of each rank, with empty ones where there are none, which have the columns that the others bring."""
+    empty = empty_row(rows[0] if rows else None)
+    return [[empty if number is None else rows[number] for number in column] for column in deal_numbers(rows, ranks, cost)]
