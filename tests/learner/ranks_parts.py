@@ -39,14 +39,14 @@ def run_ranks(
         processes = [
             PROCESSES.Process(target=_child, args=(rank, world, place, function), daemon=True) for rank in range(world)
         ]
-        for process in processes:
-            process.start()
         try:
+            for process in processes:
+                process.start()
             for process in processes:
                 process.join(WAIT)
             alive = [rank for rank, process in enumerate(processes) if process.is_alive()]
         finally:
-            for process in processes:
+            for process in [one for one in processes if one.pid is not None]:
                 if process.is_alive():
                     process.kill()
                 process.join()
