@@ -20,3 +20,10 @@ def too_short(tokens: Tokens) -> LossOutput:
 
 
 NOT_A_FUNCTION = 3
+
+
+def constant_where_empty(tokens: Tokens) -> LossOutput:
+    """REINFORCE, which without tokens is a number that depends on no parameter."""
+    if not len(tokens.logprobs):
+        return LossOutput(torch.zeros(0, dtype=tokens.logprobs.dtype), {})
+    return LossOutput(-tokens.logprobs * tokens.advantages, {})

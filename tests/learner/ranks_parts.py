@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -38,20 +39,21 @@ def run_ranks(
         processes = [
             PROCESSES.Process(target=_child, args=(rank, world, place, function), daemon=True) for rank in range(world)
         ]
-        for process in processes:
-            process.start()
         try:
+            for process in processes:
+                process.start()
             for process in processes:
                 process.join(WAIT)
             alive = [rank for rank, process in enumerate(processes) if process.is_alive()]
         finally:
-            for process in processes:
+            for process in [one for one in processes if one.pid is not None]:
                 if process.is_alive():
                     process.kill()
                 process.join()
         assert not alive, f"ranks {alive} hang"
         ended = [process.exitcode for process in processes]
-        assert ended == list(codes or [0] * world)
+        raised = [path.read_text() for path in sorted(Path(place).glob("raised-*"))]
+        assert ended == list(codes or [0] * world), "\n".join([f"exit codes {ended}", *raised])
         return [
             None if rank in gone else torch.load(Path(place) / f"result-{rank}", weights_only=False) for rank in range(world)
         ]
@@ -64,7 +66,12 @@ def _child(rank: int, world: int, place: str, function: Callable[..., Any]) -> N
     store = dist.FileStore(f"{place}/store", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=WAIT / 2))
     arguments = torch.load(f"{place}/arguments", weights_only=False)
-    torch.save(function(rank, *arguments), f"{place}/result-{rank}")
+    try:
+        found = function(rank, *arguments)
+    except BaseException:
+        Path(f"{place}/raised-{rank}").write_text(f"rank {rank}: {traceback.format_exc()}")
+        raise
+    torch.save(found, f"{place}/result-{rank}")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -87,18 +94,29 @@ class Made:
     logprobs: Any = None
 
 
+def in_double(learner: Learner) -> None:
+    """The policy and its critic in float64, which only the plain way of computing experts knows."""
+    learner.model.double()
+    if learner.model.config.get_text_config().to_dict().get("num_experts_per_tok"):
+        learner.model.set_experts_implementation("eager")
+    if learner.critic is not None:
+        learner.critic.head.double()
+        if learner.critic.model is not None:
+            learner.critic.model.double()
+
+
 class InDouble(Learner):
     """One process in float64."""
 
     def _spread(self) -> None:
-        self.model.double()
+        in_double(self)
 
 
 class RankedInDouble(RankedLearner):
     """Ranks in float64."""
 
     def _spread(self) -> None:
-        self.model.double()
+        in_double(self)
         super()._spread()
 
 

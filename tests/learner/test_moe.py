@@ -10,8 +10,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from learner_parts import ADVANTAGES, VOCABULARY, WEIGHTS, make_learner, make_samples, parameters, same
-from ranks_parts import many, one_process, ranks, run_ranks, same_update
+from learner_parts import (
+    ADVANTAGES,
+    VOCABULARY,
+    WEIGHTS,
+    make_branched_samples,
+    make_learner,
+    make_samples,
+    parameters,
+    same,
+)
+from ranks_parts import InDouble, Made, RankedInDouble, many, one_process, ranks, run_ranks, same_update
 
 from whippletree.errors import AlignmentError, ConfigurationError
 from whippletree.learner.learner import Learner
@@ -115,6 +124,33 @@ def test_ranks_replay_and_balance_as_one_process_does(experts_model: Path):
     for a, b in zip(one.stats, found[0].stats, strict=True):
         assert b.loss == pytest.approx(a.loss, rel=1e-3)
         assert b.metrics["balance"] == pytest.approx(a.metrics["balance"], rel=1e-3)
+
+
+def two_updates(rank: int, directory: Path, batch: list[Row], meshes: list[dict[str, int]], more: dict[str, Any]) -> list[Made]:
+    """The same two updates on each mesh."""
+    return [many(rank, directory, [batch, batch], {**more, "ranks": ranks(**sizes)}, RankedInDouble) for sizes in meshes]
+
+
+def test_ranks_that_share_rows_or_experts_balance_and_replay_as_one_process_does(experts_model: Path):
+    """A forest and rows that two ranks do not divide; of some tokens nobody recorded the routing."""
+    settings: dict[str, Any] = {"moe": {"replay": True, "aux_loss": 0.1}, "activation_checkpointing": True}
+    forest = build_row(make_branched_samples(), ADVANTAGES, WEIGHTS)
+    batch = [dataclasses.replace(row, routing=recorded(row)) for row in (forest, rows()[0])]
+    batch.append(build_row(make_samples()[:1], ADVANTAGES, WEIGHTS))
+    batch[0].routing[::3] = -1
+    assert forest.branched and any(len(row.token_ids) % 2 for row in batch)
+    one = one_process(experts_model, [batch, batch], settings, kind=InDouble)
+    without = one_process(experts_model, [batch, batch], {**settings, "moe": {"replay": True}}, kind=InDouble)
+    assert one.stats[0].loss != pytest.approx(without.stats[0].loss, rel=1e-3)
+    assert not same(one.weights, without.weights)
+    meshes = [{"context": 2}, {"tensor": 2}]
+    for made in run_ranks(2, two_updates, experts_model, batch, meshes, settings):
+        for of_mesh in made:
+            same_update(one, of_mesh, tolerance=1e-9)
+            torch.testing.assert_close(of_mesh.weights, one.weights, rtol=1e-8, atol=1e-8)
+            for a, b in zip(one.stats, of_mesh.stats, strict=False):  # rank 0 has them
+                assert b.loss == pytest.approx(a.loss, rel=1e-7)
+                assert b.metrics["balance"] == pytest.approx(a.metrics["balance"], rel=1e-7)
 
 
 def test_replay_survives_recomputed_activations(experts_model: Path):

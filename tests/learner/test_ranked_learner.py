@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from ranks_parts import (
     watched,
 )
 
-from whippletree.errors import NonFiniteError, ProcessError
+from whippletree.errors import AlignmentError, ConfigurationError, NonFiniteError, ProcessError
 from whippletree.learner import checkpoint
-from whippletree.learner.rows import empty_row
+from whippletree.learner.rows import Row, empty_row
 
 
 @pytest.mark.parametrize("data", [2, 3])
@@ -198,16 +199,23 @@ def saving(rank: int, directory: Path, place: Path, settings: dict[str, Any], re
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_a_checkpoint_goes_on_with_any_number_of_ranks(small_model: Path, tmp_path: Path, lora: bool):
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [({"data": 2}, {"data": 3}), ({"tensor": 2}, {"data": 2}), ({"data": 2}, {"data": 2, "tensor": 2})],
+    ids=["data", "tensor", "to tensor"],
+)
+def test_a_checkpoint_goes_on_with_any_ranks(
+    small_model: Path, tmp_path: Path, first: dict[str, int], second: dict[str, int], lora: bool
+):
     more: dict[str, Any] = {"lora": {"rank": 2}} if lora else {}
     if lora:
         pytest.importorskip("peft")
     one = one_process(small_model, [single_rows()] * 2, more)
-    run_ranks(2, saving, small_model, tmp_path, {**more, "ranks": ranks(data=2)}, False)
+    run_ranks(math.prod(first.values()), saving, small_model, tmp_path, {**more, "ranks": ranks(**first)}, False)
     alone = make_learner(small_model, **more)
     assert checkpoint.restore(alone, tmp_path / "step-0001").policy_version == 1
     alone.update(single_rows())
-    found = run_ranks(3, saving, small_model, tmp_path, {**more, "ranks": ranks(data=3)}, True)[0]
+    found = run_ranks(math.prod(second.values()), saving, small_model, tmp_path, {**more, "ranks": ranks(**second)}, True)[0]
     for a, b, c in zip(one.weights, [p.detach() for p in alone.parameters], found.weights, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(c, a, rtol=1e-4, atol=1e-4)
@@ -220,6 +228,59 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(small_model: Path, tmp_pa
     )
     names = [set(load_names(path)) for path in (tmp_path / "weights" / "version-000002", small_model)]
     assert names[0] == names[1]
+
+
+def reading(rank: int, directory: Path, place: Path, settings: dict[str, Any]) -> str:
+    """Restore a checkpoint of other settings."""
+    learner = make_ranked(directory, settings)
+    try:
+        if rank:
+            learner.follow()
+        else:
+            checkpoint.restore(learner, place / "step-0001")
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def test_adapters_of_another_rank_are_refused_on_ranks_too(small_model: Path, tmp_path: Path):
+    pytest.importorskip("peft")
+    checkpoint.save(make_learner(small_model, lora={"rank": 4}), tmp_path, step=1, tokenizer_from=small_model)
+    found = run_ranks(2, reading, small_model, tmp_path, {"lora": {"rank": 2}, "ranks": ranks(data=2)})
+    assert all("the checkpoint's adapters are not those of [learner.lora]" in said for said in found)
+
+
+def brought(rank: int, directory: Path, settings: dict[str, Any], rows: list[Row]) -> Made:
+    """An update whose error, if any, is noted."""
+    learner = make_ranked(directory, settings)
+    made = watched(learner)
+    try:
+        if rank:
+            learner.follow()
+        else:
+            made.stats = [learner.update(rows)]
+            learner.close()
+    except AlignmentError as error:
+        made.error = str(error)
+    return finish(made, learner)
+
+
+def test_columns_that_rows_bring_are_no_reason_to_wait(small_model: Path):
+    """Three rows on two ranks, which bring what several passes would compute, or one of them only."""
+    settings: dict[str, Any] = {"passes": 2, "old_logprobs": "learner", "correction": {"truncate": "token"}}
+    rows = [replace(row, proximal_logprobs=row.sampler_logprobs - 0.1) for row in single_rows()[:3]]
+    for batch in (rows, [rows[0], *single_rows()[1:3]]):
+        one = one_process(small_model, [batch], settings)
+        for made in run_ranks(2, brought, small_model, {**settings, "ranks": ranks(data=2)}, batch):
+            same_update(one, made, tolerance=2e-5)
+
+
+def test_a_loss_that_is_empty_without_targets_reaches_every_layer(small_model: Path):
+    """Three rows on two ranks, and a loss of the user's own that gives a constant back where there is nothing to train."""
+    settings: dict[str, Any] = {"loss": {"name": "custom", "function": "my_losses:constant_where_empty"}}
+    one = one_process(small_model, [single_rows()[:3]], settings)
+    for made in run_ranks(2, many, small_model, [single_rows()[:3]], {**settings, "ranks": ranks(data=2)}):
+        same_update(one, made, tolerance=2e-5)
 
 
 def load_names(directory: Path) -> list[str]:

@@ -124,4 +124,4 @@ def counted(rank: int) -> str:
 
 
 def test_another_number_of_processes_is_refused():
-    assert all("3 x 1 processes, and 2 were started" in said for said in run_ranks(2, counted))
+    assert all("3 x 1 x 1 processes, and 2 were started" in said for said in run_ranks(2, counted))

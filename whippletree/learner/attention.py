@@ -135,6 +135,14 @@ def choose(model: Any, logprobs: Callable[[Any, Row], torch.Tensor], way: Way, *
     raise AssertionError("unreachable: there is always one way")
 
 
+def probe_row(samples: int, *, share: bool) -> Row:
+    """The first so many of the samples that a model is tried on, in one row; `share`: what they have in common lies there
+    once."""
+    found = [all_trained(f"probe-{number}", ids) for number, ids in enumerate(PROBE[:samples])]
+    names = {sample.sample_id: 1.0 for sample in found}
+    return build_row(found, names, names, shared=None if share else [0] * len(found))
+
+
 def check_rows(
     model: Any, logprobs: Callable[[Any, Row], torch.Tensor], *, share: bool, dtype: torch.dtype | None = None
 ) -> None:
@@ -145,7 +153,7 @@ def check_rows(
     """
     samples = [all_trained(f"probe-{number}", ids) for number, ids in enumerate(PROBE)]
     names = {sample.sample_id: 1.0 for sample in samples}
-    row = build_row(samples, names, names, shared=None if share else [0] * len(samples))
+    row = probe_row(len(samples), share=share)
     by_id = {sample.sample_id: sample for sample in samples}
     with torch.no_grad():
         try:
@@ -153,12 +161,15 @@ def check_rows(
             found = logprobs(model, row)
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise ConfigurationError(f"this model cannot compute a row of several samples: {error}", _INSTEAD) from error
-    precision = dtype or model.dtype
-    apart = (found - alone).abs()
-    off = float(apart.mean() if precision in (torch.bfloat16, torch.float16) else apart.max())
-    limit = TOLERANCE[precision]
+    off, limit = difference(found, alone, dtype or model.dtype)
     if not off <= limit:
         what = "shared beginnings" if share else "several samples"
         raise ConfigurationError(
             f"with {what} in a row this model's logprobs are off by {off:.2g} (at most {limit:g})", _INSTEAD
         )
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """How far logprobs are apart, the largest difference or in half precision the mean, and what of it counts as rounding."""
+    apart = (found - expected).abs()
+    return float(apart.mean() if dtype in (torch.bfloat16, torch.float16) else apart.max()), TOLERANCE[dtype]

@@ -71,7 +71,7 @@ def save(learner: Learner, directory: Path, *, step: int, tokenizer_from: Path) 
         torch.save(learner.adapters(), partial / "adapters.pt")
     torch.save(learner.optimizer_state(), partial / "optimizer.pt")
     if learner.critic is not None:
-        torch.save(learner.critic.state_dict(), partial / "critic.pt")
+        torch.save(learner.critic_state(), partial / "critic.pt")
     torch.save(_random_state(), partial / "random.pt")
     digests = {file.name: _digest(file) for file in sorted(partial.iterdir())}
     state = CheckpointState(step=step, policy_version=learner.policy_version, files=digests)
@@ -137,7 +137,7 @@ def restore(learner: Learner, checkpoint: Path) -> CheckpointState:
         _load_weights(learner, checkpoint)
     learner.load_optimizer_state(torch.load(checkpoint / "optimizer.pt", weights_only=True))
     if learner.critic is not None:
-        learner.critic.load_state_dict(_load(checkpoint / "critic.pt", "a critic", 'learner.critic.kind = "none"'))
+        learner.load_critic_state(_load(checkpoint / "critic.pt", "a critic", 'learner.critic.kind = "none"'))
     if (checkpoint / "random.pt").is_file():
         _set_random_state(torch.load(checkpoint / "random.pt", weights_only=True))
     learner.policy_version = state.policy_version

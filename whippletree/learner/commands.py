@@ -29,23 +29,26 @@ class UpdateRows:
 
 @dataclass(frozen=True)
 class ScoreRows:
-    """Logprobs of the rows' targets: the same rows for the ranks that share them.
+    """Logprobs or a critic's values of the targets of these rows, which are this rank's; `numbers` are their places among all
+    rows, None of an empty one.
 
-    Example: ScoreRows(rows=(Row(...),), temperature=1.0)
+    Example: ScoreRows(what="logprobs", rows=(Row(...),), numbers=(3,), temperature=1.0)
     """
 
+    what: Literal["logprobs", "values"]
     rows: tuple[Row, ...]
+    numbers: tuple[int | None, ...]
     temperature: float
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Give rank 0 whole tensors: of the weights, of the adapters, or of the optimiser.
+    """Give rank 0 whole tensors: of the weights, of the adapters, of the optimiser, or of the critic and its own.
 
     Example: Gather(what="weights")
     """
 
-    what: Literal["weights", "adapters", "optimizer"]
+    what: Literal["weights", "adapters", "optimizer", "critic"]
 
 
 @dataclass(frozen=True)

@@ -75,19 +75,26 @@ class MoEConfig(Config):
 
 
 class RanksConfig(Config):
-    """Processes that train one model together. Their number is data · context; torchrun starts them."""
+    """Processes that train one model together. Their number is data · context · tensor; torchrun starts them."""
 
     data: Annotated[int, Meta(ge=1)] = 1
     """Ranks that each run rows of their own."""
     context: Annotated[int, Meta(ge=1)] = 1
-    """Ranks that share the tokens of a row; divides the model's attention heads."""
+    """Ranks that share the tokens of a row; divides the attention heads that a rank has."""
+    tensor: Annotated[int, Meta(ge=1)] = 1
+    """Ranks that share the weights of each layer, by the model's own plan; divides the model's key-value heads."""
     timeout_seconds: Annotated[float, Meta(gt=0)] = 600.0
     """Seconds that a rank waits for the others inside an update before the learner stops."""
 
     @property
     def world(self) -> int:
         """Processes in all."""
-        return self.data * self.context
+        return self.data * self.sharing
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that run the same rows."""
+        return self.context * self.tensor
 
 
 CriticConfig = NoCritic | HeadCritic | ModelCritic
@@ -200,10 +207,6 @@ class LearnerConfig(Config):
             raise ConfigurationError("learner.critic.coefficient = 0 trains no value head", "give it a weight")
 
     def _check_ranks(self) -> None:
-        if self.ranks.world > 1 and not isinstance(self.critic, NoCritic):
-            raise ConfigurationError("a critic trains in one process", "set learner.ranks to 1, or train without a critic")
-        if self.ranks.context > 1 and self.moe.wanted:
-            raise ConfigurationError("[learner.moe] needs whole rows on each rank", "set learner.ranks.context = 1")
         if self.ranks.context > 1 and (self.packing == "single" or self.attention in ("flex", "dense")):
             raise ConfigurationError(
                 "learner.ranks.context shares a row among ranks by runs",

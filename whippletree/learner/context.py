@@ -8,10 +8,11 @@
 
 Every rank of a row computes the same loss from all logprobs; its gradient reaches the parameters through its own tokens, so
 the sum of the ranks' gradients is the row's. With fewer key-value heads than ranks, each goes to those whose queries need it.
-Sharing attention itself along the row (ring attention) is not done: the number of ranks must divide the number of heads.
+Sharing attention itself along the row (ring attention) is not done: the number of ranks must divide the number of heads that
+a rank has, which are fewer where tensor-parallel ranks share the layers (tensor.py).
 
 Invariants (tests/learner/test_context.py):
-- logprobs, gradients and updated weights are those of one process, for trees and rows that the ranks do not divide;
+- logprobs, values, gradients and updated weights are those of one process, for trees and rows that the ranks do not divide;
 - a model whose heads cannot be shared is refused with the reason.
 """
 
@@ -25,8 +26,9 @@ import torch.distributed as dist
 
 from whippletree.errors import ConfigurationError
 from whippletree.learner import runs
+from whippletree.learner.collectives import exchange, total
 from whippletree.learner.rows import Row
-from whippletree.learner.scoring import ScoreOptions, Scores, score_states
+from whippletree.learner.scoring import predicting_states
 
 NAME = "whippletree_context"
 
@@ -40,48 +42,41 @@ class Context:
     size: int
 
 
-class _Exchange(torch.autograd.Function):
-    """All-to-all of [P, ...]: piece p goes to rank p, and piece p of the result came from there. It is its own transpose."""
+@dataclass(frozen=True)
+class Part:
+    """The targets that this rank predicts: which ones ([n]; None: all of them), of how many, and the states that predict them,
+    [n, H]."""
 
-    @staticmethod
-    def forward(ctx: Any, pieces: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        received = torch.empty_like(pieces, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(received, pieces.contiguous(), group=group)
-        return received
+    states: torch.Tensor
+    own: torch.Tensor | None
+    count: int
+    context: Context | None
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        found = torch.empty_like(gradients[0], memory_format=torch.contiguous_format)
-        dist.all_to_all_single(found, gradients[0].contiguous(), group=ctx.group)
-        return found, None
+    def select(self, column: torch.Tensor) -> torch.Tensor:
+        """Of a column of all targets, those of this rank."""
+        return column if self.own is None else column[self.own]
 
-
-class _Total(torch.autograd.Function):
-    """Sum over ranks, of which every rank then computes the same loss: each takes the gradient of its own summand."""
-
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        total = own.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0], None
+    def everywhere(self, values: torch.Tensor | None) -> torch.Tensor | None:
+        """From each rank's targets to a column of all targets, on every rank that shares the row."""
+        if values is None or self.own is None or self.context is None:
+            return values
+        laid = values.new_zeros(self.count, *values.shape[1:]).index_copy(0, self.own, values)
+        return total(laid, self.context.group)
 
 
-def require_heads(model: Any, size: int) -> None:
-    """Raises ConfigurationError where `size` ranks cannot share the model's heads."""
+def require_heads(model: Any, size: int, *, heads_in: int = 1) -> None:
+    """Raises ConfigurationError where `size` ranks cannot share the heads that lie in one of `heads_in` equal parts."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or heads
-    setting = f"learner.ranks.context = {size}"
+    setting, owner = f"learner.ranks.context = {size}", "the model's"
+    if heads_in > 1:
+        heads, groups, owner = heads // heads_in, groups // heads_in, "one tensor-parallel rank's"
     if heads % size:
-        raise ConfigurationError(f"{setting} does not divide the model's {heads} attention heads", "set one that does")
+        raise ConfigurationError(f"{setting} does not divide {owner} {heads} attention heads", "set one that does")
     if groups % size and size % groups:
         raise ConfigurationError(
-            f"{setting} and the model's {groups} key-value heads: neither divides the other", "set one that does"
+            f"{setting} and {owner} {groups} key-value heads: neither divides the other", "set one that does"
         )
     if model.config._attn_implementation != runs.NAME:
         raise ConfigurationError(
@@ -90,9 +85,9 @@ def require_heads(model: Any, size: int) -> None:
         )
 
 
-def prepare_context(model: Any, size: int) -> None:
+def prepare_context(model: Any, size: int, *, heads_in: int = 1) -> None:
     """Make a model that computes rows by runs share them, in place. Raises ConfigurationError."""
-    require_heads(model, size)
+    require_heads(model, size, heads_in=heads_in)
     runs.register(NAME, attention)
     model.set_attn_implementation(NAME)
 
@@ -119,24 +114,19 @@ def attention(
 def _to_heads(states: torch.Tensor, context: Context) -> torch.Tensor:
     """[1, heads, T/P, d] → [1, heads/P, T, d]."""
     _, heads, length, width = states.shape
-    pieces = _exchange(states[0].reshape(context.size, heads // context.size, length, width), context)
+    pieces = exchange(states[0].reshape(context.size, heads // context.size, length, width), context.group)
     return pieces.transpose(0, 1).reshape(1, heads // context.size, context.size * length, width)
 
 
 def _to_tokens(states: torch.Tensor, context: Context) -> torch.Tensor:
     """[1, T, heads/P, d] → [1, T/P, heads, d]."""
     _, length, heads, width = states.shape
-    pieces = _exchange(states[0].reshape(context.size, length // context.size, heads, width), context)
+    pieces = exchange(states[0].reshape(context.size, length // context.size, heads, width), context.group)
     return pieces.transpose(0, 1).reshape(1, length // context.size, context.size * heads, width)
 
 
-def _exchange(pieces: torch.Tensor, context: Context) -> torch.Tensor:
-    found: torch.Tensor = _Exchange.apply(pieces, context.group)  # type: ignore[no-untyped-call]
-    return found
-
-
 def pad(row: Row, multiple: int) -> Row:
-    """The row with tokens behind it that nobody looks at, up to a multiple."""
+    """The row with tokens behind it that nobody looks at, up to a multiple. Nobody recorded where they were routed."""
     length = len(row.token_ids)
     added = torch.arange(-length % multiple)
     if not len(added):
@@ -147,20 +137,36 @@ def pad(row: Row, multiple: int) -> Row:
         "exits": torch.full_like(added, length + len(added)),
         "parents": torch.where(added == 0, -1, length + added - 1),
     }
+    if row.routing is not None:
+        more["routing"] = row.routing.new_full((len(added), *row.routing.shape[1:]), -1)
     device = row.token_ids.device
     longer: dict[str, Any] = {name: torch.cat([getattr(row, name), found.to(device)]) for name, found in more.items()}
     return replace(row, **longer)
 
 
-def score_shared(
-    model: Any, row: Row, options: ScoreOptions, context: Context, *, alternatives: torch.Tensor | None = None
-) -> Scores:
-    """`score_row`, with the row's tokens shared among ranks; the scores are those of all targets, without hidden states."""
-    padded = pad(row, context.size)
-    length = len(padded.token_ids) // context.size
-    start = context.index * length
-    mine = slice(start, start + length)
-    with torch.autocast(row.token_ids.device.type, dtype=torch.bfloat16, enabled=options.bf16):
+def own_tokens(row: Row, context: Context) -> slice:
+    """Which tokens of the padded row this rank has."""
+    length = -(-len(row.token_ids) // context.size)
+    return slice(context.index * length, (context.index + 1) * length)
+
+
+def own_routing(row: Row, context: Context) -> torch.Tensor | None:
+    """The recorded routing of this rank's tokens."""
+    return None if row.routing is None else pad(row, context.size).routing[own_tokens(row, context)]  # type: ignore[index]
+
+
+def own_real_tokens(row: Row, context: Context) -> int:
+    """How many of this rank's tokens are the row's, which come first; the others are padding."""
+    mine = own_tokens(row, context)
+    return max(0, min(int(mine.stop), len(row.token_ids)) - int(mine.start))
+
+
+def states_of(model: Any, row: Row, context: Context | None, *, bf16: bool) -> Part:
+    """The states that predict the row's targets, or those of them whose tokens this rank has."""
+    if context is None:
+        return Part(predicting_states(model, row, bf16=bf16), None, len(row.targets), None)
+    padded, mine = pad(row, context.size), own_tokens(row, context)
+    with torch.autocast(row.token_ids.device.type, dtype=torch.bfloat16, enabled=bf16):
         hidden = model.base_model(
             input_ids=padded.token_ids[None, mine],
             position_ids=padded.positions[None, mine],
@@ -170,18 +176,5 @@ def score_shared(
             context=context,
         ).last_hidden_state[0]
     before = row.parents[row.targets]
-    own = torch.nonzero((before >= start) & (before < start + length))[:, 0]
-    states = hidden[before[own] - start].to(model.dtype)
-    others = None if alternatives is None else alternatives[own]
-    found = score_states(model, states, row.token_ids[row.targets[own]], options, alternatives=others)
-
-    def everywhere(values: torch.Tensor | None) -> torch.Tensor | None:
-        if values is None:
-            return None
-        laid = values.new_zeros(len(row.targets), *values.shape[1:]).index_copy(0, own, values)
-        total: torch.Tensor = _Total.apply(laid, context.group)  # type: ignore[no-untyped-call]
-        return total
-
-    logprobs = everywhere(found.logprobs)
-    assert logprobs is not None  # for mypy: every score has them
-    return Scores(logprobs, everywhere(found.entropy), everywhere(found.top_logprobs), states[:0])
+    own = torch.nonzero((before >= mine.start) & (before < mine.stop))[:, 0]
+    return Part(hidden[before[own] - mine.start].to(model.dtype), own, len(row.targets), context)

@@ -28,7 +28,8 @@ from whippletree.learner.scoring import predicting_states
 
 
 class Critic:
-    """A value head on the policy's hidden states, or on those of a model of its own."""
+    """A value head on the policy's hidden states, or on those of a model of its own. `start` gives it an optimiser, once its
+    modules lie where they train (on several ranks, in pieces)."""
 
     def __init__(self, config: HeadCritic | ModelCritic, policy: Any, directory: Path, options: ModelOptions) -> None:
         self.config = config
@@ -40,9 +41,14 @@ class Critic:
         self.head = torch.nn.Linear(int(policy.config.get_text_config().hidden_size), 1)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
+        self.parameters: list[torch.nn.Parameter] = []
+        self.optimizer: torch.optim.AdamW
+
+    def start(self) -> None:
+        """Begin with what trains, and an optimiser of it."""
         inside = [] if self.model is None else [found for found in self.model.parameters() if found.requires_grad]
-        self.parameters: list[torch.nn.Parameter] = [*self.head.parameters(), *inside]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, weight_decay=0.0)
+        self.parameters = [*self.head.parameters(), *inside]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=self.config.learning_rate, weight_decay=0.0)
 
     def values(self, row: Row, policy: Any, policy_hidden: torch.Tensor | None = None) -> torch.Tensor:
         """Values of a row's targets, [N]. `policy_hidden`: the policy's states there, [N, H], where they are known."""

@@ -12,6 +12,7 @@ Invariants (tests/learner/test_learner_update.py):
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -63,7 +64,11 @@ class Learner:
         )
         self.model = load_model(directory, self.running)
         self.routers = Routers(self.model) if config.moe.wanted else None
+        critic = config.critic
+        self.critic = None if isinstance(critic, NoCritic) else Critic(critic, self.model, directory, self.running)
         self._spread()
+        if self.critic is not None:
+            self.critic.start()
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
@@ -75,8 +80,6 @@ class Learner:
         referred = config.kl.coefficient or config.kl.stop_above
         self.reference = self._other(config.kl.reference or str(directory)) if referred else None
         self.teacher = self._other(config.teacher) if config.teacher else None
-        critic = config.critic
-        self.critic = None if isinstance(critic, NoCritic) else Critic(critic, self.model, directory, self.running)
         self.policy_version = 0
 
     def _other(self, directory: str) -> Any:
@@ -103,7 +106,7 @@ class Learner:
         """The critic's values of the rows' targets, [N] each. Zeros without a critic."""
         if self.critic is None:
             return [torch.zeros(len(row.targets)) for row in rows]
-        return [self.critic.values(row, self.model) for row in rows]
+        return [self._own_values(row) for row in rows]
 
     def update(self, rows: Sequence[Row]) -> UpdateStats:
         """One AdamW step over all rows, `learner.passes` times. Raises NonFiniteError or DivergedError, with parameters and
@@ -111,7 +114,7 @@ class Learner:
 
         An update of no rows (no group had any signal) changes no parameter but still counts as a policy version.
         """
-        rows = self._agreed(lambda: [self._prepare(weighted(row)) for row in rows])
+        rows = self._with_proximal(self._agreed(lambda: [self._prepare(weighted(row)) for row in rows]))
         sums, norm = Sums(rows=sum(bool(row.sample_ids) for row in rows)), 0.0
         before = self._state() if self.config.passes > 1 else None
         try:
@@ -137,6 +140,10 @@ class Learner:
         """The function's value, unless it raises on any rank."""
         return function()
 
+    def _anyone(self, found: bool) -> bool:
+        """Whether it is so on any rank."""
+        return found
+
     def _total(self, count: int) -> int:
         """The sum of all ranks' counts, those that share rows counted once."""
         return count
@@ -147,6 +154,20 @@ class Learner:
 
     def _policy_scores(self, row: Row, options: ScoreOptions, alternatives: torch.Tensor | None = None) -> Scores:
         return score_row(self.model, row, options, alternatives=alternatives)
+
+    def _values(self, row: Row, scores: Scores | None) -> torch.Tensor | None:
+        """The critic's values of the row's targets, of which the policy's scores may be known; None without a critic."""
+        if self.critic is None:
+            return None
+        return self.critic.values(row, self.model, None if scores is None else scores.hidden)
+
+    def _recorded(self, row: Row) -> torch.Tensor | None:
+        """The recorded routing of this rank's tokens of the row."""
+        return row.routing
+
+    def _balance(self, routing: Routing, row: Row, experts: int) -> torch.Tensor:
+        """The balance term of the row."""
+        return balance(routing, experts)
 
     # --- what a checkpoint holds -------------------------------------------------------------------------------------
 
@@ -179,11 +200,20 @@ class Learner:
         """Take over what `optimizer_state` gave."""
         self.optimizer.load_state_dict(state)
 
+    def critic_state(self) -> dict[str, Any] | None:
+        """The critic's weights and optimiser; None without a critic."""
+        return None if self.critic is None else self.critic.state_dict()
+
+    def load_critic_state(self, state: dict[str, Any]) -> None:
+        """Take over what `critic_state` gave."""
+        if self.critic is not None:
+            self.critic.load_state_dict(state)
+
     # -----------------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _prepare(self, row: Row) -> Row:
-        """The row with what other models say about it, and with the learner's own logprobs where several passes need them."""
+        """The row with what other models say about it."""
         config = self.config
         found: dict[str, Any] = {}
         if self.routers is not None and config.moe.replay:
@@ -195,9 +225,26 @@ class Learner:
         if self.teacher is not None and isinstance(config.loss, DistillForwardLoss) and row.teacher_top_ids is None:
             ids, logprobs = best_tokens(self.teacher, row, self.options, config.teacher_top)
             found |= {"teacher_top_ids": ids, "teacher_top_logprobs": logprobs}
-        if config.passes > 1 and config.needs_proximal and row.proximal_logprobs is None:
-            found["proximal_logprobs"] = self._own_logprobs(row)
         return replace(row, **found) if found else row
+
+    @torch.no_grad()
+    def _with_proximal(self, rows: list[Row]) -> list[Row]:
+        """Rows with the learner's own logprobs before the update, where several passes need them."""
+        if self.config.passes == 1 or not self.config.needs_proximal:
+            return rows
+        if not self._anyone(any(row.proximal_logprobs is None and len(row.targets) > 0 for row in rows)):
+            return rows
+        own = [self._own_logprobs(row) for row in rows]  # all of them: ranks compute together
+        return [
+            replace(row, proximal_logprobs=found) if row.proximal_logprobs is None else row
+            for row, found in zip(rows, own, strict=True)
+        ]
+
+    def _own_values(self, row: Row) -> torch.Tensor:
+        with self._routed(row):
+            values = self._values(row, None)
+        assert values is not None  # for mypy: there is a critic
+        return values
 
     def _own_logprobs(self, row: Row) -> torch.Tensor:
         with self._routed(row):
@@ -207,7 +254,7 @@ class Learner:
     def _routed(self, row: Row) -> Iterator[Routing]:
         """The row's tokens go to the experts on record, where that is wanted."""
         moe = self.config.moe
-        routing = Routing(replay=row.routing if moe.replay else None, keep=moe.aux_loss > 0)
+        routing = Routing(replay=self._recorded(row) if moe.replay else None, keep=moe.aux_loss > 0)
         with nullcontext() if self.routers is None else self.routers.run(routing):
             yield routing
 
@@ -235,35 +282,44 @@ class Learner:
 
     def _accumulate(self, row: Row, routing: Routing, sums: Sums, *, first: bool, total: int) -> None:
         """Add a row's gradients. `total`: tokens of the update's rows, for terms that are means over them."""
-        tokens, output = self._evaluate(row)
-        loss = (output.per_token * tokens.weights).sum()
-        if routing.keep and self.routers is not None:
-            count = len(row.token_ids) if row.sample_ids else 0
-            term = balance(routing, self.routers.experts)
-            sums.add_mean("balance", float(term.detach()), count)
-            loss = loss + self.config.moe.aux_loss * count / max(1, total) * term
+        tokens, output, loss = self._loss_of(row, routing, sums, total=total)
         tokens.logprobs.retain_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         gradient = tokens.logprobs.grad
-        if gradient is not None:
-            self._agreed(lambda: refuse_non_finite(row, {"gradient of the loss": gradient}))
+        self._agreed(lambda: None if gradient is None else refuse_non_finite(row, {"gradient of the loss": gradient}))
         current = row.versions == self.policy_version
         sums.add(tokens, output, float(loss.detach()), current=current, first=first)
+
+    def _loss_of(self, row: Row, routing: Routing, sums: Sums, *, total: int) -> tuple[Tokens, LossOutput, torch.Tensor]:
+        """A row's targets, the loss of each, and the sum that is differentiated."""
+        tokens, output = self._evaluate(row)
+        loss = (output.per_token * tokens.weights).sum()
+        if not len(row.targets):  # a sum of nothing: it carries the ranks' backward passes through the whole model
+            loss = loss + tokens.logprobs.sum() + (0.0 if tokens.values is None else tokens.values.sum())
+        if routing.keep and self.routers is not None:
+            count = len(row.token_ids) if row.sample_ids else 0
+            term = self._balance(routing, row, self.routers.experts)
+            sums.add_mean("balance", float(term.detach()), count)
+            loss = loss + self.config.moe.aux_loss * count / max(1, total) * term
+        return tokens, output, loss
 
     def _evaluate(self, row: Row) -> tuple[Tokens, LossOutput]:
         """A row's targets, scored with gradient, and their loss. Raises NonFiniteError."""
         columns = self._agreed(lambda: given(row))
         scores = self._policy_scores(row, self.options, row.teacher_top_ids)
-        return self._agreed(lambda: self._judge(row, columns, scores))
+        values = self._values(row, scores)
+        return self._agreed(lambda: self._judge(row, columns, scores, values))
 
-    def _judge(self, row: Row, columns: Mapping[str, torch.Tensor], scores: Scores) -> tuple[Tokens, LossOutput]:
+    def _judge(
+        self, row: Row, columns: Mapping[str, torch.Tensor], scores: Scores, values: torch.Tensor | None
+    ) -> tuple[Tokens, LossOutput]:
         computed = {
             "logprobs": scores.logprobs,
             "entropy": scores.entropy,
             "student_top_logprobs": scores.top_logprobs,
-            "values": None if self.critic is None else self.critic.values(row, self.model, scores.hidden),
+            "values": values,
         }
-        refuse_non_finite(row, {name: values for name, values in computed.items() if values is not None})
+        refuse_non_finite(row, {name: found for name, found in computed.items() if found is not None})
         tokens = make_tokens(row, columns, computed, self.config.old_logprobs)
         output = self.objective(tokens)
         refuse_non_finite(row, {"loss": output.per_token})
@@ -281,29 +337,37 @@ class Learner:
             )
 
     def _clip(self, rows: Sequence[Row]) -> float:
-        limit = self.config.max_grad_norm or float("inf")
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
-        found = norm
+        """Scale gradients down to the limit, the policy's and the critic's each to its own; the norm of the policy's."""
+        norms = [self._clipped(self.parameters)]
         if self.critic is not None:
-            found += float(torch.nn.utils.clip_grad_norm_(self.critic.parameters, limit))
-        if not np.isfinite(found):
+            norms.append(self._clipped(self.critic.parameters))
+        if not all(math.isfinite(norm) for norm in norms):
+            told = next(norm for norm in norms if not math.isfinite(norm))
             raise NonFiniteError(
-                f"gradient norm {found} from {self._culprits(rows)}", "lower learner.learning_rate or look at the rows"
+                f"gradient norm {told} from {self._culprits(rows)}", "lower learner.learning_rate or look at the rows"
             )
-        return norm
+        return norms[0]
+
+    def _clipped(self, parameters: Sequence[torch.nn.Parameter]) -> float:
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or float("inf")))
 
     def _culprits(self, rows: Sequence[Row]) -> str:
         """The samples of the rows whose own gradient is not finite; of all rows where only their sum is not."""
         bad = [row for row in rows if not self._has_finite_gradient(row)]
-        return "samples " + ", ".join(name for row in bad or rows for name in row.sample_ids)
+        return "samples " + ", ".join(self._names(bad or rows))
+
+    def _names(self, rows: Sequence[Row]) -> list[str]:
+        return [name for row in rows for name in row.sample_ids]
 
     def _has_finite_gradient(self, row: Row) -> bool:
         self._zero_grad()
-        with self._routed(row):
-            tokens, output = self._evaluate(row)
-            (output.per_token * tokens.weights).sum().backward()  # type: ignore[no-untyped-call]
-        held = [*self.parameters, *([] if self.critic is None else self.critic.parameters)]
-        return all(bool(torch.isfinite(found.grad).all()) for found in held if found.grad is not None)
+        with self._routed(row) as routing:
+            _, _, loss = self._loss_of(row, routing, Sums(), total=len(row.token_ids))
+            loss.backward()  # type: ignore[no-untyped-call]
+        return self._all_finite([*self.parameters, *([] if self.critic is None else self.critic.parameters)])
+
+    def _all_finite(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
+        return all(bool(torch.isfinite(found.grad).all()) for found in parameters if found.grad is not None)
 
     def _set_learning_rate(self) -> None:
         share = rate_share(self.config, self.policy_version, self.run_steps)

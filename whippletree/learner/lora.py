@@ -44,28 +44,35 @@ def adapter_state(model: Any) -> dict[str, torch.Tensor]:
     return {name: value for name, value in model.state_dict().items() if _is_adapter(name)}
 
 
-def load_adapters(model: Any, state: Mapping[str, torch.Tensor]) -> None:
-    """Take over adapters that `adapter_state` gave. Raises ConfigurationError where they are of other layers or another
-    rank."""
+def require_same_adapters(model: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """Raises ConfigurationError where adapters are of other layers or of another rank than the model's."""
     own = adapter_state(model)
     if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in state.items()}:
         raise ConfigurationError("the checkpoint's adapters are not those of [learner.lora]", "set rank and targets as then")
+
+
+def load_adapters(model: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """Take over adapters that `adapter_state` gave. Raises ConfigurationError where they are others."""
+    require_same_adapters(model, state)
     model.load_state_dict(dict(state), strict=False)
 
 
 @torch.no_grad()
-def merged_state(model: Any) -> dict[str, torch.Tensor]:
-    """The weights of a model without adapters that is this one: a state dict of its names."""
-    deltas = {
-        f"{name}.base_layer.weight": module.get_delta_weight(ADAPTER)
-        for name, module in model.named_modules()
-        if hasattr(module, "get_delta_weight")
+def merged_state(model: Any, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """The weights of a model without adapters that is this one: a state dict of its names. `state`: the model's own state dict,
+    where its tensors lie whole elsewhere."""
+    state = model.state_dict() if state is None else state
+    deltas = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            product = state[f"{name}.lora_B.{ADAPTER}.weight"] @ state[f"{name}.lora_A.{ADAPTER}.weight"]
+            turned = product.T if module.fan_in_fan_out else product
+            deltas[f"{name}.base_layer.weight"] = turned * module.scaling[ADAPTER]
+    return {
+        name.replace(".base_layer.", "."): value + deltas[name] if name in deltas else value
+        for name, value in state.items()
+        if not _is_adapter(name)
     }
-    state = {}
-    for name, value in model.state_dict().items():
-        if not _is_adapter(name):
-            state[name.replace(".base_layer.", ".")] = value + deltas[name] if name in deltas else value
-    return state
 
 
 def _is_adapter(name: str) -> bool:

@@ -8,12 +8,12 @@ router's, from its logits of today, so it is trained. A token whose choices are 
 
 The balance term is that of Switch Transformers (arXiv:2101.03961, Eq. 4 to 6), experts · Σ_e f_e · p_e with f_e the share of
 choices that went to expert e and p_e its mean probability, averaged over layers as transformers does; a row's term counts with
-its share of the update's tokens.
+its share of the update's tokens. Ranks that share a row's tokens add up counts and probabilities before they multiply them.
 
 Invariants (tests/learner/test_moe.py):
 - recorded choices are the experts that compute, and the router's weights get a gradient;
 - without recorded choices nothing changes, bit for bit;
-- the balance term is transformers' own of the same tokens;
+- the balance term is transformers' own of the same tokens, and that of one process where ranks share them;
 - a model whose router is of another kind is refused with the reason.
 """
 
@@ -119,10 +119,17 @@ def _route(
     return logits, weights, choices
 
 
-def balance(routing: Routing, experts: int) -> torch.Tensor:
-    """The balance term of the tokens of one forward pass, a scalar."""
-    logits = torch.cat([routing.logits[layer] for layer in sorted(routing.logits)])
-    choices = torch.cat([routing.choices[layer] for layer in sorted(routing.choices)])
-    probability = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32)).mean(0)
-    share = torch.bincount(choices.reshape(-1), minlength=experts).to(probability) / len(choices)
-    return experts * (share * probability).sum()
+def balance(
+    routing: Routing, experts: int, *, tokens: int | None = None, summed: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> torch.Tensor:
+    """The balance term of the tokens of one forward pass, a scalar. `tokens`: only the first so many of them count; `summed`:
+    adds what other ranks have of the same row, each with the gradient of its own tokens."""
+    logits = torch.cat([routing.logits[layer][:tokens] for layer in sorted(routing.logits)])
+    choices = torch.cat([routing.choices[layer][:tokens] for layer in sorted(routing.choices)])
+    probability = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32)).sum(0)
+    chosen = torch.bincount(choices.reshape(-1), minlength=experts).to(probability)
+    statistics = torch.cat([probability, chosen, probability.new_tensor([float(len(choices))])])
+    if summed is not None:
+        statistics = summed(statistics)
+    probability, chosen, count = statistics[:experts], statistics[experts:-1], statistics[-1]
+    return experts * (chosen / count * (probability / count)).sum()

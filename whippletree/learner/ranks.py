@@ -1,6 +1,8 @@
 """The processes that train one model together, and what they agree on.
 
-    rank = data index · context size + context index
+    rank = (data index · context size + context index) · tensor size + tensor index
+
+Ranks of one data index run the same rows: context ranks share the rows' tokens, tensor ranks the layers' weights.
 
 torchrun starts the processes and tells each its rank. Inside an update all ranks do the same collectives in the same order; a
 check that fails on one rank therefore has to fail on all, before the next collective.
@@ -50,26 +52,29 @@ class Raised(Struct):
 
 
 class Ranks:
-    """This process among the others. `mesh` has the axes data and context; `everyone` is all of them as one axis."""
+    """This process among the others. `mesh` has the axes data, context and tensor; `pieces` is how parameters lie on them: the
+    axis shard has all ranks that hold the same part of a layer, whatever rows they run, and tensor those that share it."""
 
     def __init__(self, config: RanksConfig, device: torch.device) -> None:
         self.config = config
         self.device = device
         self.rank = dist.get_rank()
-        self.mesh: DeviceMesh = init_device_mesh(device.type, (config.data, config.context), mesh_dim_names=("data", "context"))
-        self.everyone: DeviceMesh = init_device_mesh(device.type, (config.world,), mesh_dim_names=("everyone",))
+        sizes = (config.data, config.context, config.tensor)
+        self.mesh: DeviceMesh = init_device_mesh(device.type, sizes, mesh_dim_names=("data", "context", "tensor"))
+        shape = (config.data * config.context, config.tensor)
+        self.pieces: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=("shard", "tensor"))
         self.commands = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.timeout_seconds))
 
     @property
     def data_index(self) -> int:
         """Which of the data-parallel ranks this is."""
-        return self.rank // self.config.context
+        return self.rank // self.config.sharing
 
     @property
     def context_index(self) -> int:
         """Which part of its rows' tokens this rank has."""
-        return self.rank % self.config.context
+        return self.rank // self.config.tensor % self.config.context
 
     @property
     def leads(self) -> bool:
@@ -150,7 +155,8 @@ def join(config: RanksConfig) -> Ranks:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_seconds))
     if dist.get_world_size() != config.world:
         raise ConfigurationError(
-            f"learner.ranks asks for {config.data} x {config.context} processes, and {dist.get_world_size()} were started",
+            f"learner.ranks asks for {config.data} x {config.context} x {config.tensor} processes, and {dist.get_world_size()} "
+            "were started",
             f"give torchrun --nproc-per-node {config.world}",
         )
     return Ranks(config, device)
@@ -163,9 +169,15 @@ def row_cost(row: Row, cost: CostConfig) -> float:
     return cost.linear * len(row.token_ids) + cost.quadratic * float((2 * row.positions + 1).sum())
 
 
-def deal(rows: Sequence[Row], ranks: int, cost: CostConfig = CostConfig()) -> list[list[Row]]:  # noqa: B008 - immutable
-    """The rows of each rank: as many each, of even cost, those of like cost in the same micro-batch."""
-    padded = [*rows, *(empty_row() for _ in range(-len(rows) % ranks))]
-    costs = np.array([row_cost(row, cost) for row in padded], dtype=np.float64)
+def deal_numbers(rows: Sequence[Row], ranks: int, cost: CostConfig = CostConfig()) -> list[list[int | None]]:  # noqa: B008
+    """The numbers of each rank's rows: as many each, of even cost, those of like cost in the same micro-batch; None is an empty
+    row."""
+    costs = np.array([row_cost(row, cost) for row in rows] + [0.0] * (-len(rows) % ranks), dtype=np.float64)
     table = exchange(place(costs, ranks), costs)
-    return [[padded[number] for number in column] for column in table.T.tolist()]
+    return [[number if number < len(rows) else None for number in column] for column in table.T.tolist()]
+
+
+def deal(rows: Sequence[Row], ranks: int, cost: CostConfig = CostConfig()) -> list[list[Row]]:  # noqa: B008 - immutable
+    """The rows of each rank, with empty ones where there are none, which have the columns that the others bring."""
+    empty = empty_row(rows[0] if rows else None)
+    return [[empty if number is None else rows[number] for number in column] for column in deal_numbers(rows, ranks, cost)]

@@ -14,7 +14,7 @@ Invariants (tests/learner/test_rows.py):
 - every trained token of every sample is one target; two samples that trained the same token of a tree are two targets;
 - a target's columns are those of its own sample, and `select` keeps them together;
 - a column of targets, taken apart by sample and laid again, is the same column;
-- a row of no samples has one token and no target, so it can be computed and weighs nothing.
+- a row of no samples has one token and no target, so it can be computed and weighs nothing, whatever columns others bring.
 """
 
 from __future__ import annotations
@@ -133,10 +133,11 @@ def build_row(
     )
 
 
-def empty_row() -> Row:
-    """A row without samples, which a rank runs where others have rows left: one token, no target, so every gradient is 0."""
+def empty_row(like: Row | None = None) -> Row:
+    """A row without samples, which a rank runs where others have rows left: one token, no target, so every gradient is 0.
+    `like`: a row whose optional columns it has too, with nothing in them."""
     none = torch.zeros(0)
-    return Row(
+    row = Row(
         token_ids=torch.zeros(1, dtype=torch.long),
         positions=torch.zeros(1, dtype=torch.long),
         exits=torch.ones(1, dtype=torch.long),
@@ -149,6 +150,10 @@ def empty_row() -> Row:
         weights=none,
         sample_ids=(),
     )
+    if like is None:
+        return row
+    brought = {column.name: getattr(like, column.name) for column in fields(like) if column.name not in OF_TOKENS}
+    return replace(row, **{name: found[:0] for name, found in brought.items() if found is not None})
 
 
 def by_sample(row: Row, column: torch.Tensor) -> dict[str, npt.NDArray[Any]]:

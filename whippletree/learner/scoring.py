@@ -37,13 +37,14 @@ class ScoreOptions:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of the N targets of a row: logprobs and entropies [N] (nats), logprobs of given alternatives [N, K], and the
-    hidden states that predict the tokens [N, H]."""
+    """Of the N targets of a row: logprobs and entropies [N] (nats), logprobs of given alternatives [N, K], the hidden states
+    that predict the tokens [N, H] (on several ranks: none), and there a value head's values [N]."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor | None
     top_logprobs: torch.Tensor | None
     hidden: torch.Tensor
+    values: torch.Tensor | None = None
 
 
 def row_logprobs(model: Any, row: Row, temperature: float) -> torch.Tensor:
