@@ -1,4 +1,4 @@
-"""From finished rollouts to rows: samples, shaping, advantages, filters, loss weights, packing.
+"""From finished rollouts to the rows of updates: samples, shaping, advantages, filters, loss weights, packing.
 
     rollouts ─► calls + payloads ─► trace ─► samples ─┬─► prefix order ─┐
         └────► groups ─► advantages (one vote each) ──┴─► weights ──────┴─► plan ─► rows
@@ -21,7 +21,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whippletree.batching import BatchingConfig, GroupMember, Judged, SampleFacts, UpdatePlan, prefix_order, prepare
+from whippletree.batching import (
+    BatchingConfig,
+    BatchPlan,
+    GroupMember,
+    Judged,
+    SampleFacts,
+    UpdatePlan,
+    prefix_order,
+    prepare,
+)
 from whippletree.batching.advantages import exclusion
 from whippletree.batching.config import PackingConfig
 from whippletree.batching.prepare import sweep_stale
@@ -39,9 +48,9 @@ NEWEST = 2**31 - 1  # a version that no sample is older than
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one update, of all ranks, and what there is to say about where they came from."""
+    """Rows of each update, of all ranks, and what there is to say about where they came from. `plan` has as many updates."""
 
-    rows: list[Row]
+    updates: list[list[Row]]
     samples: int
     rollouts: int
     failed: int
@@ -49,7 +58,7 @@ class Batch:
     rewards: list[float]
     calls: list[Call]
     judged: Judged
-    plan: UpdatePlan
+    plan: BatchPlan
     staleness: list[int]
     with_reward: int
     funnel: Funnel
@@ -75,14 +84,26 @@ class Batch:
             "shaping": self.shaping,
             "staleness_mean": mean(self.staleness) or 0.0,
             "staleness_max": max(self.staleness, default=0),
-            "row_fill": self.plan.fill if self.rows else None,
-            "sample_tokens": self.plan.sample_tokens,
-            "row_tokens": self.plan.tokens,
-            "distinct_tokens": self.plan.distinct_tokens,
+            "row_fill": self.fill,
+            "sample_tokens": sum(update.sample_tokens for update in self.plan.updates),
+            "row_tokens": sum(update.tokens for update in self.plan.updates),
+            "distinct_tokens": sum(update.distinct_tokens for update in self.plan.updates),
             "prefix_breaks": dict(breaks),
             "trained_share": self.funnel.trained_share,
             "alarms": self.alarms,
         }
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all updates."""
+        return [row for update in self.updates for row in update]
+
+    @property
+    def fill(self) -> float | None:
+        """Tokens over room of all rows; None without rows."""
+        laid = [update for update in self.plan.updates if update.tokens]
+        room = sum(update.tokens / update.fill for update in laid)
+        return sum(update.tokens for update in laid) / room if laid else None
 
     @property
     def shaping(self) -> dict[str, float]:
@@ -181,6 +202,21 @@ def _gather(store: Store, rollouts: Sequence[Rollout], traces: TracesConfig) -> 
     return found
 
 
+def _rows(plan: UpdatePlan, samples: Mapping[str, Sample], judged: Judged) -> list[Row]:
+    """The rows of an update, of all ranks."""
+    return [
+        build_row(
+            [samples[name] for name in row.sample_ids],
+            judged.advantages.values,
+            judged.weights.per_token,
+            shared=row.shared,
+        )
+        for of_rank in plan.ranks
+        for row in of_rank
+        if row.sample_ids  # the learner deals rows to ranks, and gives empty ones where there are none
+    ]
+
+
 def build_batch(
     store: Store,
     rollouts: Sequence[Rollout],
@@ -192,40 +228,32 @@ def build_batch(
     max_staleness: int = NEWEST,
     values: Values | None = None,
 ) -> Batch:
-    """Rows of one update. `policy_version` is the learner's; samples with a token that is more than `max_staleness` versions
-    older are left out. `values`: of a critic, which advantages then come from. Raises StoreError, AlignmentError."""
+    """The rows of a batch's updates. `policy_version` is the learner's; samples with a token that is more than `max_staleness`
+    versions older are left out. `values`: of a critic, which advantages then come from. Raises StoreError, AlignmentError."""
     found = _gather(store, rollouts, traces)
     facts = [facts_of(sample) for sample in found.samples.values()]
     prepared = prepare(
         members_of(rollouts, found.calls),
         facts,
         batching,
-        PackingConfig(packing=config.packing, token_budget=config.token_budget),
+        PackingConfig(packing=config.packing, token_budget=config.token_budget, updates=config.updates),
         ranks=config.ranks.data,
         order=prefix_order({name: sample.token_ids for name, sample in found.samples.items() if sample.trained.any()}),
         stale=sweep_stale(facts, policy_version=policy_version, max_staleness=max_staleness).sample_ids,
         every_row=config.trains_all_rows,
     )
-    judged, (plan,) = prepared.judged, prepared.plan.updates
-    rows = [
-        build_row(
-            [found.samples[name] for name in row.sample_ids],
-            judged.advantages.values,
-            judged.weights.per_token,
-            shared=row.shared,
-        )
-        for of_rank in plan.ranks
-        for row in of_rank
-        if row.sample_ids  # the learner deals rows to ranks, and gives empty ones where there are none
-    ]
+    judged = prepared.judged
+    updates = [_rows(plan, found.samples, judged) for plan in prepared.plan.updates]
     if values is not None:
         rewards = shaped_rewards(rollouts, judged.shaping)
         rollout_of = {name: sample.rollout_id for name, sample in found.samples.items()}
-        rows = credited(rows, values, calls=found.numbers, rewards=rewards, rollout_of=rollout_of, config=batching)
+        rows = [row for update in updates for row in update]
+        settled = iter(credited(rows, values, calls=found.numbers, rewards=rewards, rollout_of=rollout_of, config=batching))
+        updates = [[next(settled) for _ in update] for update in updates]
     failed = [rollout for rollout in rollouts if rollout.reward is None]
     every_call = [call for of_rollout in found.calls.values() for call in of_rollout]
     return Batch(
-        rows=rows,
+        updates=updates,
         samples=len(found.samples),
         rollouts=len(rollouts),
         failed=len(failed),
@@ -233,7 +261,7 @@ def build_batch(
         rewards=[rollout.reward for rollout in rollouts if rollout.reward is not None],
         calls=every_call,
         judged=judged,
-        plan=plan,
+        plan=prepared.plan,
         staleness=[policy_version - call.version_start for call in every_call if call.version_start >= 0],
         with_reward=len(judged.advantages.values),
         funnel=add_funnels(found.funnels.values()),

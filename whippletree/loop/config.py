@@ -80,9 +80,10 @@ class LoopSection(Config):
     """Which training loop: wait for every rollout of a step; update when enough groups are complete, sampling held meanwhile;
     or the same while sampling goes on."""
     steps: int = 40
-    """Updates in all."""
+    """Batches in all. Each is one step of the loop: one update, or as many as `learner.updates` says, then new weights for the
+    engines."""
     groups_per_step: int = 8
-    """Groups in one update."""
+    """Groups in one batch."""
     group_size: int = 8
     """Rollouts in one group."""
     groups_in_flight: int = 16

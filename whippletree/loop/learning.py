@@ -133,7 +133,7 @@ def one_process(config: RunConfig, services: Services) -> Learner:
         Path(services.model_directory),
         config.learner,
         temperature=config.sampling.temperature,
-        run_steps=config.loop.steps,
+        run_steps=config.loop.steps * config.learner.updates,
     )
 
 
@@ -143,7 +143,7 @@ def ranked(config: RunConfig, services: Services, ranks: Ranks) -> RankedLearner
         Path(services.model_directory),
         config.learner,
         temperature=config.sampling.temperature,
-        run_steps=config.loop.steps,
+        run_steps=config.loop.steps * config.learner.updates,
         ranks=ranks,
     )
 

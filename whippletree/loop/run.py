@@ -6,9 +6,10 @@
     ├── eval.jsonl         one line per evaluation               ├── logs/         one file per process
     └── summary.json       the run in one object                 └── report.html, report.png
 
-Order of one update, and why a kill at any point trains each rollout exactly once in the history of the weights:
-plan (rollout ids of this step, durable) → update in memory → checkpoint (atomic) → commit → publish. A restart loads the last
-checkpoint and replays, with the recorded rollouts, the steps that were planned after it.
+Order of one step, and why a kill at any point trains each rollout exactly once in the history of the weights:
+plan (rollout ids of this step, durable) → its update, or updates, in memory → checkpoint (atomic) → commit → publish. A restart
+loads the last checkpoint and replays, with the recorded rollouts, the steps that were planned after it. A checkpoint holds
+whole steps: one that was killed between two updates of a batch makes all of them again, from the weights before the first.
 Invariants (tests/loop/test_run.py):
 - no rollout is in two steps; a step planned before a crash is replayed with the same rollouts, to the same weights bit for bit;
 - a step is committed with the checkpoint that holds it, also when the process was killed between the two;
@@ -27,14 +28,14 @@ import msgspec
 
 from whippletree.errors import StoreError, WhippletreeError
 from whippletree.learner import checkpoint
-from whippletree.learner.learner import Learner
+from whippletree.learner.learner import BatchStats, Learner
 from whippletree.loop.batch import NEWEST, Batch, build_batch
 from whippletree.loop.collecting import Collector
 from whippletree.loop.config import RunConfig
 from whippletree.loop.evaluation import Evaluations, Heldout, evaluation_specs
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.groups import Progress, SourceTasks
-from whippletree.loop.metrics import Log, StepMetrics, finite
+from whippletree.loop.metrics import Log, StepMetrics, UpdateMetrics, finite, finite_ones
 from whippletree.loop.watch import Watch
 from whippletree.protocols import Store
 from whippletree.store.retention import releasable
@@ -153,7 +154,7 @@ class Run:
     # --- updating ----------------------------------------------------------------------------------------------------
 
     def update(self, step: int, groups: Sequence[str]) -> None:
-        """One update from these groups: plan, learn, checkpoint, commit, publish, log."""
+        """One step from these groups: plan, learn (one update, or several), checkpoint, commit, publish, log."""
         rollouts = sorted(
             rollout.spec.rollout_id for rollout in self.watch.rollouts.values() if rollout.spec.group_id in set(groups)
         )
@@ -183,7 +184,8 @@ class Run:
             self._refuse_broken(record.step, batch)
         if events := batch.shaping_events(record.step, time.time()):
             self.store.append_events(events).result()
-        stats = self.learner.update(batch.rows)
+        found = self.learner.update_batch(batch.updates)
+        stats = found.whole
         self.step = record.step + 1
         metrics = StepMetrics(
             step=record.step,
@@ -201,7 +203,8 @@ class Run:
             seconds_update=time.time() - started,
             seconds_publish=0.0,
             replayed=replayed,
-            learner={name: value for name, value in stats.metrics.items() if finite(value) is not None},
+            learner=finite_ones(stats.metrics),
+            updates=_each_update(batch, found) if len(found.updates) > 1 else (),
             **{**batch.metrics(), "alarms": (*self._shares(), *batch.alarms, *stats.alarms)},
         )
         self.log.append("metrics", metrics)
@@ -276,3 +279,19 @@ class Run:
         """Evaluate and wait for it, so that the weights of `step` updates alone sample it."""
         self.begin_evaluation(step)
         self.finish_evaluations()
+
+
+def _each_update(batch: Batch, found: BatchStats) -> tuple[UpdateMetrics, ...]:
+    return tuple(
+        UpdateMetrics(
+            rollouts=len(plan.rollout_ids),
+            tokens_trained=stats.tokens,
+            loss=stats.loss,
+            grad_norm=stats.grad_norm,
+            clip_fraction=stats.clip_fraction,
+            ratio_max=stats.ratio_max,
+            row_fill=plan.fill if stats.rows else None,
+            learner=finite_ones(stats.metrics),
+        )
+        for plan, stats in zip(batch.plan.updates, found.updates, strict=True)
+    )
