@@ -39,12 +39,13 @@ class UpdateMetrics(Struct):
 class StepMetrics(Struct):
     """One batch and its update, or updates. Seconds are wall time of this process; rates are over rollouts with a reward.
     `trained_share`: trained tokens of those sampled; `alarms`: what is wrong with the batch or the update, in sentences.
-    `groups_without_signal`: groups that the filters dropped, `groups_dropped` by filter and reason; `groups_by_source`: those
-    that they kept. `samples_left_out`: samples in no row, by cause, and `tokens_left_out` the tokens that they would have
-    trained ("stale": wasted). `shaping`: by how much each hook moved the mean reward (`reward_mean` is the verified one). `row_tokens` were computed for samples of
-    `sample_tokens`; no layout needs fewer than `distinct_tokens`. `learner`: the loss's own diagnostics (docs/learner.md).
-    Where the batch was spread over several `updates`, each is in there, and the other fields are of all: tokens add up,
-    `loss`, `clip_fraction` and `learner` are means over them, `grad_norm` and `ratio_max` the largest.
+    `groups_without_signal`: groups that the filters dropped, `groups_dropped` by filter and reason; `groups_by_source`:
+    those that they kept. `samples_left_out`: samples in no row, by cause, and `tokens_left_out` the tokens that they would
+    have trained ("stale": wasted). `shaping`: by how much each hook moved the mean reward (`reward_mean` is the verified
+    one). `row_tokens` were computed for samples of `sample_tokens`; no layout needs fewer than `distinct_tokens`. `learner`:
+    the loss's own diagnostics (docs/learner.md). Where the batch was spread over several `updates`, each is in there, and
+    the other fields are of all: tokens add up, `loss`, `clip_fraction` and `learner` are means over them, `grad_norm` and
+    `ratio_max` the largest.
 
     Example: StepMetrics(step=0, policy_version=1, reward_mean=0.25, rollouts=64, failed=0, ...)
     """
