@@ -34,6 +34,7 @@ from whippletree.types import (
     Attempt,
     Call,
     CallPayload,
+    CallReward,
     CallTimes,
     Cause,
     CauseClass,
@@ -60,7 +61,14 @@ class Turn(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-Ending = float | CauseClass
+class Judged(msgspec.Struct, frozen=True):
+    """A rollout's reward, and what its calls earned besides."""
+
+    reward: float
+    calls: tuple[CallReward, ...] = ()
+
+
+Ending = float | CauseClass | Judged
 Script = Callable[[RolloutSpec], tuple[list[Turn], Ending]]
 
 
@@ -113,7 +121,8 @@ def write_attempt(store: Store, attempt: Attempt, turns: Sequence[Turn], ending:
         cause = Cause(cause=ending, phase="boot", message="made up", next_step="none")
         done = msgspec.structs.replace(done, cause=cause)
     else:
-        done = msgspec.structs.replace(done, result=VerifierResult(reward=ending))
+        judged = ending if isinstance(ending, Judged) else Judged(ending)
+        done = msgspec.structs.replace(done, result=VerifierResult(reward=judged.reward, call_rewards=judged.calls))
     store.finish(AttemptOutcome(attempt=done, requeue=requeue)).result()
 
 

@@ -19,7 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from whippletree.batching.advantages import Advantages, GroupMember, group_advantages
-from whippletree.batching.config import BatchingConfig, PackingConfig, ZeroAdvantageFilter
+from whippletree.batching.call_advantages import per_call
+from whippletree.batching.config import PER_CALL, BatchingConfig, PackingConfig, ZeroAdvantageFilter
 from whippletree.batching.estimators import ESTIMATORS
 from whippletree.batching.filters import FILTERS, KeptGroups, filter_name, keep_groups
 from whippletree.batching.packing import SampleLength
@@ -101,7 +102,8 @@ def check_names(config: BatchingConfig) -> None:
 
     Raises ConfigurationError.
     """
-    ESTIMATORS.find(config.advantages.estimator)
+    if config.advantages.estimator != PER_CALL:
+        ESTIMATORS.find(config.advantages.estimator)
     WEIGHTS.find(config.weights.mode)
     for hook in config.shaping:
         HOOKS.find(hook_name(hook))
@@ -131,7 +133,11 @@ def judge(
                 f"sample {sample.sample_id} is of rollout {sample.rollout_id}, which is not in the batch", "list its rollout"
             )
     shaped = shape_rewards(members, config.shaping, passing=config.passing)
-    advantages = group_advantages(shaped.members, config.advantages, passing=config.passing)
+    advantages = (
+        per_call(shaped.members, config.calls, config.advantages, passing=config.passing)
+        if config.advantages.estimator == PER_CALL
+        else group_advantages(shaped.members, config.advantages, passing=config.passing)
+    )
     filters = [one for one in config.filters if not (every_row and isinstance(one, ZeroAdvantageFilter))]
     kept = keep_groups(advantages, filters)
     weights = loss_weights(
@@ -202,7 +208,7 @@ def _choose(
             cause = "stale"
         elif group_of[sample.rollout_id] not in groups:
             cause = "group_dropped"
-        elif not every_row and advantages.values[sample.rollout_id] == 0.0:
+        elif not every_row and advantages.silent(sample.rollout_id):
             cause = "zero_advantage"
         if cause is None:
             trained.append(sample.sample_id)

@@ -32,10 +32,11 @@ from whippletree.batching import (
     prepare,
 )
 from whippletree.batching.advantages import exclusion
-from whippletree.batching.config import PackingConfig
+from whippletree.batching.config import PER_CALL, PackingConfig
 from whippletree.batching.prepare import sweep_stale
 from whippletree.learner.config import LearnerConfig
 from whippletree.learner.rows import Row, build_row
+from whippletree.loop.calls import acts_of, call_rewards_of, rewards_of, with_call_advantages
 from whippletree.loop.credit import Values, call_numbers, credited, shaped_rewards
 from whippletree.loop.metrics import mean
 from whippletree.protocols import Store
@@ -148,8 +149,13 @@ def alarms_of(funnels: Mapping[str, Funnel], config: TracesConfig) -> tuple[str,
     return (*((f"batch: {whole}",) if whole else ()), *named[:ALARMS_NAMED], *more)
 
 
-def members_of(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]]) -> list[GroupMember]:
-    """What advantages and shaping ask for. `calls` by rollout_id, of the rollouts with a reward."""
+def members_of(
+    rollouts: Sequence[Rollout],
+    calls: Mapping[str, Sequence[Call]],
+    call_rewards: Mapping[str, tuple[float | None, ...]] = {},
+) -> list[GroupMember]:
+    """What advantages and shaping ask for. `calls` by rollout_id, of the rollouts with a reward; `call_rewards` too, where the
+    estimator asks for them."""
     members = []
     for rollout in rollouts:
         sampled = [call.sampled_tokens for call in calls.get(rollout.spec.rollout_id, ())]
@@ -161,6 +167,7 @@ def members_of(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]])
                 sampled_tokens=sum(sampled),
                 longest_call=max(sampled, default=0),
                 calls=len(sampled),
+                call_rewards=call_rewards.get(rollout.spec.rollout_id, ()),
             )
         )
     return members
@@ -180,16 +187,20 @@ def facts_of(sample: Sample) -> SampleFacts:
 @dataclass(frozen=True)
 class _Gathered:
     """What the store knows of a batch's rollouts with a reward. `calls`, `funnels` by rollout_id; `numbers` by sample_id: the
-    call of each trained token."""
+    call of each trained token on the sample's path. For the estimator "per-call" too: `call_rewards` by rollout_id, `acts` by
+    sample_id (the act that sampled each trained token), `alarms` about those."""
 
     samples: dict[str, Sample]
     calls: dict[str, list[Call]]
     funnels: dict[str, Funnel]
     numbers: dict[str, npt.NDArray[np.int32]]
+    call_rewards: dict[str, tuple[float | None, ...]]
+    acts: dict[str, npt.NDArray[np.int32]]
+    alarms: list[str]
 
 
-def _gather(store: Store, rollouts: Sequence[Rollout], traces: TracesConfig) -> _Gathered:
-    found = _Gathered({}, {}, {}, {})
+def _gather(store: Store, rollouts: Sequence[Rollout], traces: TracesConfig, *, per_call: bool) -> _Gathered:
+    found = _Gathered({}, {}, {}, {}, {}, {}, [])
     for rollout in rollouts:
         if exclusion(rollout.reward) is not None:
             continue
@@ -199,7 +210,22 @@ def _gather(store: Store, rollouts: Sequence[Rollout], traces: TracesConfig) -> 
         found.calls[rollout.spec.rollout_id] = [node.call for node in trace.nodes]
         found.samples.update({sample.sample_id: sample for sample in samples})
         found.numbers.update({sample.sample_id: call_numbers(sample, by_call) for sample in samples})
+        if per_call:
+            _add_call_rewards(found, store, rollout, trace, samples)
+    if per_call and not any(any(rewards) for rewards in found.call_rewards.values()):
+        found.alarms.append("no rollout has a reward of a single call: each call gets its rollout's")
     return found
+
+
+def _add_call_rewards(found: _Gathered, store: Store, rollout: Rollout, trace: Trace, samples: Sequence[Sample]) -> None:
+    name = rollout.spec.rollout_id
+    found.call_rewards[name], wrong = rewards_of(trace, call_rewards_of(store, rollout))
+    if wrong:
+        found.alarms.append(f"{name}: {wrong}")
+    places = {node.call_id: place for place, node in enumerate(acts_of(trace))}
+    for sample in samples:
+        of_path = np.array([places.get(call_id, -1) for call_id in sample.call_ids], np.int32)
+        found.acts[sample.sample_id] = of_path[found.numbers[sample.sample_id]]
 
 
 def _rows(plan: UpdatePlan, samples: Mapping[str, Sample], judged: Judged) -> list[Row]:
@@ -230,10 +256,10 @@ def build_batch(
 ) -> Batch:
     """The rows of a batch's updates. `policy_version` is the learner's; samples with a token that is more than `max_staleness`
     versions older are left out. `values`: of a critic, which advantages then come from. Raises StoreError, AlignmentError."""
-    found = _gather(store, rollouts, traces)
+    found = _gather(store, rollouts, traces, per_call=batching.advantages.estimator == PER_CALL)
     facts = [facts_of(sample) for sample in found.samples.values()]
     prepared = prepare(
-        members_of(rollouts, found.calls),
+        members_of(rollouts, found.calls, found.call_rewards),
         facts,
         batching,
         PackingConfig(packing=config.packing, token_budget=config.token_budget, updates=config.updates),
@@ -244,9 +270,12 @@ def build_batch(
     )
     judged = prepared.judged
     updates = [_rows(plan, found.samples, judged) for plan in prepared.plan.updates]
+    rollout_of = {name: sample.rollout_id for name, sample in found.samples.items()}
+    if judged.advantages.calls:
+        of_calls = judged.advantages.calls
+        updates = [with_call_advantages(rows, of_calls, acts=found.acts, rollout_of=rollout_of) for rows in updates]
     if values is not None:
         rewards = shaped_rewards(rollouts, judged.shaping)
-        rollout_of = {name: sample.rollout_id for name, sample in found.samples.items()}
         rows = [row for update in updates for row in update]
         settled = iter(credited(rows, values, calls=found.numbers, rewards=rewards, rollout_of=rollout_of, config=batching))
         updates = [[next(settled) for _ in update] for update in updates]
@@ -265,7 +294,7 @@ def build_batch(
         staleness=[policy_version - call.version_start for call in every_call if call.version_start >= 0],
         with_reward=len(judged.advantages.values),
         funnel=add_funnels(found.funnels.values()),
-        alarms=(*alarms_of(found.funnels, traces), *judged.advantages.alarms),
+        alarms=(*alarms_of(found.funnels, traces), *judged.advantages.alarms, *found.alarms[:ALARMS_NAMED]),
         attempts={rollout.spec.rollout_id: rollout.attempt for rollout in rollouts},
         source_of={rollout.spec.group_id: rollout.spec.source for rollout in rollouts},
     )

@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from whippletree.batching.config import BatchingConfig
+from whippletree.batching.config import PER_CALL, BatchingConfig
 from whippletree.configuration import Config
 from whippletree.control.config import ControlConfig, check_reward
 from whippletree.engines.config import EmbeddedConfig, EngineConfig
+from whippletree.errors import ConfigurationError
 from whippletree.gateway.config import GatewayConfig
-from whippletree.learner.config import LearnerConfig
+from whippletree.learner.config import LearnerConfig, NoCritic
 from whippletree.loop.curriculum import CurriculumConfig
 from whippletree.loop.models import ModelConfig, TinyModel
 from whippletree.loop.sources import TaskSet
@@ -146,3 +147,11 @@ class RunConfig(Config):
     """The durable record, and how long its payloads are kept."""
     traces: TracesConfig = TracesConfig()
     """Which calls are trained."""
+
+    def check(self) -> None:
+        """Raises ConfigurationError for settings of different rooms that do not go together."""
+        if self.batching.advantages.estimator == PER_CALL and not isinstance(self.learner.critic, NoCritic):
+            raise ConfigurationError(
+                'batching.advantages.estimator = "per-call" and a critic (learner.critic) both give advantages',
+                "use one of them",
+            )

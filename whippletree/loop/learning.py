@@ -85,6 +85,7 @@ def learn(config: RunConfig, layout: Layout) -> None:
     Raises WhippletreeError where the run must stop.
     """
     check_names(config.batching)
+    config.check()
     services = layout.read_services()
     ranks = join(config.learner.ranks) if config.learner.ranks.world > 1 else None
     if ranks is not None and not ranks.leads:
