@@ -28,6 +28,7 @@ from whippletree.loop.evaluation import Heldout
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.groups import SourceTasks
 from whippletree.loop.run import Run
+from whippletree.loop.teacher import Teacher
 from whippletree.protocols import AttemptOutcome, Engine, Renderer, Store
 from whippletree.store import open_store
 from whippletree.types import (
@@ -202,11 +203,18 @@ class World(msgspec.Struct, frozen=True):
 
 @contextmanager
 def opened_run(
-    world: World, directory: Path, config: RunConfig, *, engine: Engine | None = None, heldout: Sequence[Heldout] = ()
+    world: World,
+    directory: Path,
+    config: RunConfig,
+    *,
+    engine: Engine | None = None,
+    heldout: Sequence[Heldout] = (),
+    taught: Callable[[Store], Teacher] | None = None,
 ) -> Iterator[Run]:
     """A run as the learner process opens it, over whatever its directory and store hold already."""
     store = open_store(directory / "store", instance="learner")
     fleet = Fleet(world.control(), [engine or connect("embedded", world.engine_url)], limit=60.0, patience=1.0)
+    teacher = taught(store) if taught else None
     try:
         yield Run(
             config,
@@ -218,7 +226,10 @@ def opened_run(
             heldout=heldout,
             model_directory=world.model,
             weights_directory=directory / "weights",
+            teacher=teacher,
         )
     finally:
+        if teacher is not None:
+            teacher.close()
         fleet.close()
         store.close()

@@ -31,7 +31,7 @@ from whippletree.batching.weights import WEIGHTS, LossWeights, SampleTokens, los
 from whippletree.errors import AlignmentError
 from whippletree.types import Struct
 
-LeftOut = Literal["no_vote", "nothing_trained", "stale", "group_dropped", "zero_advantage"]
+LeftOut = Literal["no_vote", "nothing_trained", "stale", "no_teacher", "group_dropped", "zero_advantage"]
 
 
 class SampleFacts(Struct):
@@ -118,11 +118,12 @@ def judge(
     *,
     updates: int = 1,
     stale: Collection[str] = (),
+    unscored: Collection[str] = (),
     every_row: bool = False,
 ) -> Judged:
     """Advantages and weights of one batch, and which samples are trained. `updates`: optimiser updates that it is spread over;
-    `stale`: sample_ids that are not trained; `every_row`: the loss has a gradient where the advantage is 0 too, so neither rows
-    nor groups are left out for that.
+    `stale` and `unscored` (by no teacher): sample_ids that are not trained; `every_row`: the loss has a gradient where the
+    advantage is 0 too, so neither rows nor groups are left out for that.
 
     Raises what the parts raise, and AlignmentError for a sample of a rollout that is not among the members.
     """
@@ -150,7 +151,8 @@ def judge(
         constant_tokens=config.weights.constant_tokens,
         updates=updates,
     )
-    trained, left_out, tokens = _choose(samples, known, advantages, kept, set(stale), every_row=every_row)
+    lost: dict[str, LeftOut] = {**dict.fromkeys(unscored, "no_teacher"), **dict.fromkeys(stale, "stale")}
+    trained, left_out, tokens = _choose(samples, known, advantages, kept, lost, every_row=every_row)
     return Judged(
         advantages=advantages,
         shaping=shaped.records,
@@ -171,10 +173,11 @@ def prepare(
     ranks: int = 1,
     order: PrefixOrder | None = None,
     stale: Collection[str] = (),
+    unscored: Collection[str] = (),
     every_row: bool = False,
 ) -> Prepared:
     """`judge`, and the plan of what is trained. `order`: the prefix order of the samples, which packing "tree" needs."""
-    judged = judge(members, samples, config, updates=packing.updates, stale=stale, every_row=every_row)
+    judged = judge(members, samples, config, updates=packing.updates, stale=stale, unscored=unscored, every_row=every_row)
     trained = set(judged.trained)
     lengths = [
         SampleLength(sample_id=sample.sample_id, rollout_id=sample.rollout_id, tokens=sample.tokens)
@@ -189,7 +192,7 @@ def _choose(
     group_of: Mapping[str, str],
     advantages: Advantages,
     kept: KeptGroups,
-    stale: set[str],
+    lost: Mapping[str, LeftOut],
     *,
     every_row: bool,
 ) -> tuple[list[str], Counter[LeftOut], Counter[LeftOut]]:
@@ -204,8 +207,8 @@ def _choose(
             cause = "no_vote"
         elif not sample.trained_tokens:
             cause = "nothing_trained"
-        elif sample.sample_id in stale:
-            cause = "stale"
+        elif sample.sample_id in lost:
+            cause = lost[sample.sample_id]
         elif group_of[sample.rollout_id] not in groups:
             cause = "group_dropped"
         elif not every_row and advantages.silent(sample.rollout_id):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,14 @@ from whippletree.batching.advantages import exclusion
 from whippletree.batching.config import PER_CALL, PackingConfig
 from whippletree.batching.prepare import sweep_stale
 from whippletree.learner.config import LearnerConfig
-from whippletree.learner.rows import Row, build_row
+from whippletree.learner.rows import Row, build_row, lay_column
 from whippletree.loop.calls import acts_of, call_rewards_of, rewards_of, with_call_advantages
 from whippletree.loop.credit import Values, call_numbers, credited, shaped_rewards
 from whippletree.loop.metrics import mean
+from whippletree.loop.teacher import failures_told, teacher_columns, teacher_of_sample
 from whippletree.protocols import Store
 from whippletree.traces import Funnel, Trace, TracesConfig, add_funnels, alarm, build_samples, funnel, load_trace
-from whippletree.types import Call, Event, Rollout, Sample
+from whippletree.types import Call, Event, Float32, Rollout, Sample
 
 ALARMS_NAMED = 3
 NEWEST = 2**31 - 1  # a version that no sample is older than
@@ -66,6 +67,7 @@ class Batch:
     alarms: tuple[str, ...]
     attempts: Mapping[str, int]
     source_of: Mapping[str, str]
+    teacher_failures: Mapping[str, int]
 
     def metrics(self) -> dict[str, Any]:
         """The part of StepMetrics that the batch knows."""
@@ -92,6 +94,7 @@ class Batch:
             "prefix_breaks": dict(breaks),
             "trained_share": self.funnel.trained_share,
             "alarms": self.alarms,
+            "teacher_failures": dict(self.teacher_failures),
         }
 
     @property
@@ -188,7 +191,8 @@ def facts_of(sample: Sample) -> SampleFacts:
 class _Gathered:
     """What the store knows of a batch's rollouts with a reward. `calls`, `funnels` by rollout_id; `numbers` by sample_id: the
     call of each trained token on the sample's path. For the estimator "per-call" too: `call_rewards` by rollout_id, `acts` by
-    sample_id (the act that sampled each trained token), `alarms` about those."""
+    sample_id (the act that sampled each trained token), `alarms` about those. With a teacher on a server: `taught` by sample_id
+    (its logprobs, where it gave them), `teacher_failures` by cause."""
 
     samples: dict[str, Sample]
     calls: dict[str, list[Call]]
@@ -197,10 +201,12 @@ class _Gathered:
     call_rewards: dict[str, tuple[float | None, ...]]
     acts: dict[str, npt.NDArray[np.int32]]
     alarms: list[str]
+    taught: dict[str, Float32]
+    teacher_failures: Counter[str]
 
 
-def _gather(store: Store, rollouts: Sequence[Rollout], traces: TracesConfig, *, per_call: bool) -> _Gathered:
-    found = _Gathered({}, {}, {}, {}, {}, {}, [])
+def _gather(store: Store, rollouts: Sequence[Rollout], traces: TracesConfig, *, per_call: bool, taught: bool) -> _Gathered:
+    found = _Gathered({}, {}, {}, {}, {}, {}, [], {}, Counter())
     for rollout in rollouts:
         if exclusion(rollout.reward) is not None:
             continue
@@ -212,6 +218,8 @@ def _gather(store: Store, rollouts: Sequence[Rollout], traces: TracesConfig, *, 
         found.numbers.update({sample.sample_id: call_numbers(sample, by_call) for sample in samples})
         if per_call:
             _add_call_rewards(found, store, rollout, trace, samples)
+        if taught:
+            _add_teacher(found, store, rollout, trace, samples)
     if per_call and not any(any(rewards) for rewards in found.call_rewards.values()):
         found.alarms.append("no rollout has a reward of a single call: each call gets its rollout's")
     return found
@@ -228,11 +236,20 @@ def _add_call_rewards(found: _Gathered, store: Store, rollout: Rollout, trace: T
         found.acts[sample.sample_id] = of_path[found.numbers[sample.sample_id]]
 
 
-def _rows(plan: UpdatePlan, samples: Mapping[str, Sample], judged: Judged) -> list[Row]:
+def _add_teacher(found: _Gathered, store: Store, rollout: Rollout, trace: Trace, samples: Sequence[Sample]) -> None:
+    columns, cause = teacher_columns(store, rollout)
+    told = {sample.sample_id: teacher_of_sample(trace, sample, columns) for sample in samples}
+    missing = [name for name, column in told.items() if column is None]
+    if cause or missing:
+        found.teacher_failures[cause or "missing"] += 1
+    found.taught.update({name: column for name, column in told.items() if column is not None and not cause})
+
+
+def _rows(plan: UpdatePlan, found: _Gathered, judged: Judged, *, taught: bool) -> list[Row]:
     """The rows of an update, of all ranks."""
-    return [
+    rows = [
         build_row(
-            [samples[name] for name in row.sample_ids],
+            [found.samples[name] for name in row.sample_ids],
             judged.advantages.values,
             judged.weights.per_token,
             shared=row.shared,
@@ -241,6 +258,7 @@ def _rows(plan: UpdatePlan, samples: Mapping[str, Sample], judged: Judged) -> li
         for row in of_rank
         if row.sample_ids  # the learner deals rows to ranks, and gives empty ones where there are none
     ]
+    return [replace(row, teacher_logprobs=lay_column(row, found.taught)) for row in rows] if taught else rows
 
 
 def build_batch(
@@ -253,10 +271,12 @@ def build_batch(
     traces: TracesConfig = TracesConfig(),  # noqa: B008 - immutable
     max_staleness: int = NEWEST,
     values: Values | None = None,
+    taught: bool = False,
 ) -> Batch:
     """The rows of a batch's updates. `policy_version` is the learner's; samples with a token that is more than `max_staleness`
-    versions older are left out. `values`: of a critic, which advantages then come from. Raises StoreError, AlignmentError."""
-    found = _gather(store, rollouts, traces, per_call=batching.advantages.estimator == PER_CALL)
+    versions older are left out. `values`: of a critic, which advantages then come from. `taught`:
+    rows have the logprobs of a teacher on a server; what it did not score is left out. Raises StoreError, AlignmentError."""
+    found = _gather(store, rollouts, traces, per_call=batching.advantages.estimator == PER_CALL, taught=taught)
     facts = [facts_of(sample) for sample in found.samples.values()]
     prepared = prepare(
         members_of(rollouts, found.calls, found.call_rewards),
@@ -266,10 +286,11 @@ def build_batch(
         ranks=config.ranks.data,
         order=prefix_order({name: sample.token_ids for name, sample in found.samples.items() if sample.trained.any()}),
         stale=sweep_stale(facts, policy_version=policy_version, max_staleness=max_staleness).sample_ids,
+        unscored=found.samples.keys() - found.taught.keys() if taught else (),
         every_row=config.trains_all_rows,
     )
     judged = prepared.judged
-    updates = [_rows(plan, found.samples, judged) for plan in prepared.plan.updates]
+    updates = [_rows(plan, found, judged, taught=taught) for plan in prepared.plan.updates]
     rollout_of = {name: sample.rollout_id for name, sample in found.samples.items()}
     if judged.advantages.calls:
         of_calls = judged.advantages.calls
@@ -294,7 +315,13 @@ def build_batch(
         staleness=[policy_version - call.version_start for call in every_call if call.version_start >= 0],
         with_reward=len(judged.advantages.values),
         funnel=add_funnels(found.funnels.values()),
-        alarms=(*alarms_of(found.funnels, traces), *judged.advantages.alarms, *found.alarms[:ALARMS_NAMED]),
+        alarms=(
+            *alarms_of(found.funnels, traces),
+            *judged.advantages.alarms,
+            *found.alarms[:ALARMS_NAMED],
+            *failures_told(found.teacher_failures),
+        ),
         attempts={rollout.spec.rollout_id: rollout.attempt for rollout in rollouts},
         source_of={rollout.spec.group_id: rollout.spec.source for rollout in rollouts},
+        teacher_failures=found.teacher_failures,
     )

@@ -45,7 +45,7 @@ class StepMetrics(Struct):
     one). `row_tokens` were computed for samples of `sample_tokens`; no layout needs fewer than `distinct_tokens`. `learner`:
     the loss's own diagnostics (docs/learner.md). Where the batch was spread over several `updates`, each is in there, and
     the other fields are of all: tokens add up, `loss`, `clip_fraction` and `learner` are means over them, `grad_norm` and
-    `ratio_max` the largest.
+    `ratio_max` the largest. `teacher_failures`: rollouts that a teacher on a server did not score, by cause.
 
     Example: StepMetrics(step=0, policy_version=1, reward_mean=0.25, rollouts=64, failed=0, ...)
     """
@@ -88,6 +88,7 @@ class StepMetrics(Struct):
     groups_by_source: dict[str, int] = {}
     shaping: dict[str, float] = {}
     updates: tuple[UpdateMetrics, ...] = ()
+    teacher_failures: dict[str, int] = {}
 
 
 class EvalMetrics(Struct):
@@ -196,6 +197,7 @@ class Log:
             "shaping",
             "learner",
             "updates",
+            "teacher_failures",
         )
         rows = [
             msgspec.to_builtins(line)

@@ -36,6 +36,7 @@ from whippletree.loop.evaluation import Evaluations, Heldout, evaluation_specs
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.groups import Progress, SourceTasks
 from whippletree.loop.metrics import Log, StepMetrics, UpdateMetrics, finite, finite_ones
+from whippletree.loop.teacher import Teacher
 from whippletree.loop.watch import Watch
 from whippletree.protocols import Store
 from whippletree.store.retention import releasable
@@ -60,6 +61,7 @@ class Run:
         model_directory: Path,
         weights_directory: Path,
         missing: Callable[[], str] = str,
+        teacher: Teacher | None = None,
     ) -> None:
         """`missing`: which of those is not there whom rollouts need, in words ("" for none)."""
         self.config = config
@@ -75,7 +77,8 @@ class Run:
         self.watch = self._watch("train")
         self.records: dict[int, StepRecord] = {record.step: record for record in store.steps()}
         self.evaluations = Evaluations(self._watch("eval"), self.log, limit=config.loop.eval_limit)
-        self.collector = Collector(config, self.watch, sources, self.records, beside=self.evaluations.look)
+        self.teacher = teacher
+        self.collector = Collector(config, self.watch, sources, self.records, beside=self._beside)
         self._short: dict[str, str] = {}
         self.step = 0
         self._collected_since = time.time()
@@ -85,6 +88,12 @@ class Run:
     def _watch(self, purpose: Purpose) -> Watch:
         loop = self.config.loop
         return Watch(self.store, purpose, stall_limit=loop.stall_limit, missing=self._missing, peer_limit=loop.peer_limit)
+
+    def _beside(self) -> bool:
+        """What goes on while the loop waits for rollouts. True where evaluation rollouts have changed."""
+        if self.teacher is not None:
+            self.teacher.look(self.watch.rollouts)
+        return self.evaluations.look()
 
     @property
     def sampling(self) -> Sampling:
@@ -103,6 +112,8 @@ class Run:
             self._commit(found.name)  # of a save whose learner was killed before it could say so
         self.watch.refresh()
         self.evaluations.adopt()
+        if self.teacher is not None:
+            self.teacher.skip(name for record in self.records.values() for name in record.rollout_ids)
         while self.step in self.records:
             self._apply(self.records[self.step], seconds_collect=0.0, replayed=True)
         self.publish()
@@ -134,11 +145,14 @@ class Run:
 
     def collect(self, step: int, *, until: int, ahead: bool = True, oldest_first: bool = False) -> tuple[str, ...]:
         """Keep groups up to number `until` (exclusive) going and block until those of update `step` are complete, each source's
-        share of them; these are returned. `ahead`: start more where filters will drop some; `oldest_first`: take the groups
-        that were started first, instead of those that were complete first."""
+        share of them; these are returned, scored by the teacher where one is on a server. `ahead`: start more where filters
+        will drop some; `oldest_first`: take the groups that were started first, instead of those that were complete first."""
         self._collected_since = time.time()
         mixed = self.collector.collect(step, until=until, ahead=ahead, oldest_first=oldest_first)
         self._short = mixed.short
+        if self.teacher is not None:
+            groups = set(mixed.groups)
+            self.teacher.settle(one for one in self.watch.rollouts.values() if one.spec.group_id in groups)
         return mixed.groups
 
     def ready_groups(self) -> tuple[str, ...]:
@@ -179,6 +193,7 @@ class Run:
             traces=self.config.traces,
             max_staleness=NEWEST if self.config.loop.kind == "synchronous" else self.config.loop.max_staleness,
             values=None if self.learner.critic is None else self.learner.values,
+            taught=self.teacher is not None,
         )
         if not replayed:  # a resumed run goes on without them
             self._refuse_broken(record.step, batch)
