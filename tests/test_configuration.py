@@ -315,6 +315,6 @@ def test_a_dump_carries_the_documentation_of_keys_and_tables(tmp_path: Path):
     path = tmp_path / "run.toml"
     path.write_text(MINIMAL, encoding="utf-8")
     text = dump(load(RunConfig, path))
-    assert "# Updates in all.\nsteps = " in text
+    assert "# Groups in one batch.\ngroups_per_step = " in text
     assert "# The training loop.\n[loop]\n" in text
     assert all(len(line) <= 120 for line in text.splitlines() if line.startswith("#"))

@@ -34,6 +34,7 @@ from whippletree.types import (
     EngineStatus,
     Event,
     EventPage,
+    Float32,
     GenerateRequest,
     Int32,
     Message,
@@ -413,6 +414,15 @@ class Store(Protocol):
 
     def payload(self, call: Call) -> CallPayload:
         """Raises StoreError when it was released."""
+        ...
+
+    def record_column(self, call: Call, name: str, values: Float32) -> Future[None]:
+        """Keep one more column of a recorded call, a number for each sampled token. The first one of a name stays. Raises
+        StoreError when the call is unknown."""
+        ...
+
+    def columns(self, rollout_id: str, attempt: int, name: str) -> dict[str, Float32]:
+        """The columns of that name, by call_id, of an attempt's calls that have one. Raises StoreError when released."""
         ...
 
     def release(self, rollout_ids: Sequence[str]) -> int:

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whippletree.batching import CallRewards, GroupMember, call_advantages, group_advantages
+from whippletree.batching import (
+    BatchingConfig,
+    CallRewards,
+    GroupMember,
+    SampleFacts,
+    call_advantages,
+    group_advantages,
+    judge,
+)
 from whippletree.batching.config import AdvantageConfig, CallAdvantageConfig
 from whippletree.errors import AlignmentError
 
@@ -149,3 +157,44 @@ def test_whatever_comes_in_values_are_finite_one_per_call_and_independent_of_ord
             assert len(advantages) == calls[name]
             assert all(map(math.isfinite, advantages))
         assert call_advantages(data.draw(st.permutations(batch)), config, numerics) == found
+
+
+def members(*rows: tuple[float | None, tuple[float | None, ...]]) -> list[GroupMember]:
+    return [
+        GroupMember(rollout_id=f"g{n}", group_id="g", reward=reward, call_rewards=calls)
+        for n, (reward, calls) in enumerate(rows)
+    ]
+
+
+def test_in_a_batch_the_rollouts_own_reward_is_paid_at_its_last_call() -> None:
+    config = BatchingConfig(
+        advantages=AdvantageConfig(estimator="per-call"), calls=CallAdvantageConfig(scaled=False, outcome=0.5)
+    )
+    judged = judge(members((1.0, (0.25, 0.5)), (0.0, (0.5, 0.25, 0.25, 0.0))), [], config)
+    first, second = values((0.25, 0.5 + 0.5), (0.5, 0.25, 0.25, 0.0))
+    assert judged.advantages.calls == {"g0": first, "g1": second}
+    assert judged.advantages.values == {"g0": pytest.approx(sum(first) / 2), "g1": pytest.approx(sum(second) / 4)}
+    (group,) = judged.advantages.groups
+    assert (group.voters, group.passed, group.signal, group.nonzero) == (2, 1, "signal", 2)
+    assert judged.kept.group_ids == ("g",)
+
+
+def test_a_rollout_whose_calls_balance_out_is_trained_and_one_that_is_silent_in_each_is_not() -> None:
+    config = BatchingConfig(advantages=AdvantageConfig(estimator="per-call"), calls=CallAdvantageConfig(scaled=False))
+    samples = [SampleFacts(sample_id=f"g{n}.0", rollout_id=f"g{n}", tokens=9, trained_tokens=4) for n in range(3)]
+    # returns (1, 0), (0, 1), (0.5, 0.5): g0 and g1 have a mean of 0, and g2 is the mean of the others in each call
+    judged = judge(members((0.0, (1.0, 0.0)), (0.0, (-1.0, 1.0)), (0.0, (0.0, 0.5))), samples, config)
+    assert judged.advantages.calls["g0"] == (0.75, -0.75)
+    assert judged.advantages.values["g0"] == judged.advantages.values["g1"] == 0.0
+    assert judged.trained == ("g0.0", "g1.0")
+    assert judged.left_out == {"zero_advantage": 1}
+
+
+def test_groups_that_say_nothing_are_dropped_with_the_reason_and_a_damaged_record_has_no_vote() -> None:
+    config = BatchingConfig(advantages=AdvantageConfig(estimator="per-call"))
+    equal = judge(members((1.0, (0.5, 0.0)), (1.0, (0.5, 0.0))), [], config)
+    assert equal.kept.counts == {"zero-advantage: equal_rewards": 1}
+    damaged = judge(members((1.0, (None, None)), (0.0, (0.5,)), (None, ())), [], config)
+    assert damaged.advantages.excluded == {"no_reward": 2}
+    assert damaged.kept.counts == {"zero-advantage: one_reward": 1}
+    assert judge(members((None, ())), [], config).advantages.alarms == ("no rollout has a reward in 1 of 1 groups, e.g. g",)

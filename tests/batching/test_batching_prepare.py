@@ -187,11 +187,7 @@ def test_every_setting_is_documented_and_a_configuration_survives_the_run_file()
         else:
             kinds += [part for part in getattr(kind, "__args__", ()) if part not in seen]
     shipped = {kind for kind in vars(config_module).values() if isinstance(kind, type) and issubclass(kind, Config)}
-    arguments = {  # of functions, in no run file
-        config_module.CallAdvantageConfig,
-        config_module.PackingConfig,
-        config_module.CostConfig,
-    }
+    arguments = {config_module.PackingConfig, config_module.CostConfig}  # of functions, in no run file
     assert seen == shipped - {Config} - arguments
     assert all(set(field_docs(kind)) == set(kind.__struct_fields__) for kind in arguments)
     config = BatchingConfig(shaping=(EfficiencyHook(),), filters=(PassRateFilter(),))

@@ -17,7 +17,7 @@ from learner_parts import ADVANTAGES, WEIGHTS, make_learner, make_samples
 
 from whippletree.configuration import convert
 from whippletree.learner.config import LearnerConfig, RanksConfig
-from whippletree.learner.learner import Learner
+from whippletree.learner.learner import Learner, UpdateStats
 from whippletree.learner.ranked import RankedLearner
 from whippletree.learner.ranks import join
 from whippletree.learner.rows import Row, build_row
@@ -143,8 +143,15 @@ def one_process(directory: Path, batches: Sequence[Sequence[Row]], settings: dic
         config = convert(LearnerConfig, {"learning_rate": 1e-2, "warmup_steps": 2, **settings}, "run.toml")
         learner = kind(directory, config, temperature=1.0)
     made = watched(learner)
-    made.stats = [learner.update(rows) for rows in batches]
+    made.stats = updated(learner, batches)
     return finish(made, learner)
+
+
+def updated(learner: Learner, batches: Sequence[Sequence[Row]]) -> list[UpdateStats]:
+    """Each rows an update of its own, and a batch of its own, unless the settings want several updates of a batch."""
+    if learner.config.updates > 1:
+        return list(learner.update_batch(batches).updates)
+    return [learner.update(rows) for rows in batches]
 
 
 def many(rank: int, directory: Path, batches: Sequence[Sequence[Row]], settings: dict[str, Any], kind: Any = None) -> Made:
@@ -152,7 +159,7 @@ def many(rank: int, directory: Path, batches: Sequence[Sequence[Row]], settings:
     learner = make_ranked(directory, settings, kind=kind)
     made = watched(learner)
     if rank == 0:
-        made.stats = [learner.update(rows) for rows in batches]
+        made.stats = updated(learner, batches)
         learner.close()
     else:
         learner.follow()

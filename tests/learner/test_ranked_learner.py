@@ -73,6 +73,19 @@ def test_settings_of_the_learner_mean_the_same_on_ranks(small_model: Path, setti
             torch.testing.assert_close(b, a, rtol=0.0, atol=1e-8 if double else 1e-3)
 
 
+def test_several_updates_of_a_batch_are_those_of_one_process(small_model: Path):
+    rows = single_rows()
+    settings = {"updates": 3, "old_logprobs": "learner"}
+    one = one_process(small_model, [rows[:3], [], rows[3:]], settings, kind=InDouble)
+    found = run_ranks(2, many, small_model, [rows[:3], [], rows[3:]], {**settings, "ranks": ranks(data=2)}, RankedInDouble)
+    for made in found:
+        same_update(one, made, tolerance=1e-9)
+        for a, b in zip(one.weights, made.weights, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
+    assert [stats.tokens for stats in found[0].stats] == [stats.tokens for stats in one.stats]
+    assert found[0].stats[2].metrics["ratio"] == pytest.approx(one.stats[2].metrics["ratio"], rel=1e-6)
+
+
 def test_a_rank_without_any_rows_takes_part(small_model: Path):
     batches = [single_rows()[:1], []]
     one = one_process(small_model, batches, {}, kind=InDouble)

@@ -28,12 +28,14 @@ from whippletree.loop.evaluation import Heldout
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.groups import SourceTasks
 from whippletree.loop.run import Run
+from whippletree.loop.teacher import Teacher
 from whippletree.protocols import AttemptOutcome, Engine, Renderer, Store
 from whippletree.store import open_store
 from whippletree.types import (
     Attempt,
     Call,
     CallPayload,
+    CallReward,
     CallTimes,
     Cause,
     CauseClass,
@@ -60,7 +62,14 @@ class Turn(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-Ending = float | CauseClass
+class Judged(msgspec.Struct, frozen=True):
+    """A rollout's reward, and what its calls earned besides."""
+
+    reward: float
+    calls: tuple[CallReward, ...] = ()
+
+
+Ending = float | CauseClass | Judged
 Script = Callable[[RolloutSpec], tuple[list[Turn], Ending]]
 
 
@@ -113,7 +122,8 @@ def write_attempt(store: Store, attempt: Attempt, turns: Sequence[Turn], ending:
         cause = Cause(cause=ending, phase="boot", message="made up", next_step="none")
         done = msgspec.structs.replace(done, cause=cause)
     else:
-        done = msgspec.structs.replace(done, result=VerifierResult(reward=ending))
+        judged = ending if isinstance(ending, Judged) else Judged(ending)
+        done = msgspec.structs.replace(done, result=VerifierResult(reward=judged.reward, call_rewards=judged.calls))
     store.finish(AttemptOutcome(attempt=done, requeue=requeue)).result()
 
 
@@ -193,11 +203,18 @@ class World(msgspec.Struct, frozen=True):
 
 @contextmanager
 def opened_run(
-    world: World, directory: Path, config: RunConfig, *, engine: Engine | None = None, heldout: Sequence[Heldout] = ()
+    world: World,
+    directory: Path,
+    config: RunConfig,
+    *,
+    engine: Engine | None = None,
+    heldout: Sequence[Heldout] = (),
+    taught: Callable[[Store], Teacher] | None = None,
 ) -> Iterator[Run]:
     """A run as the learner process opens it, over whatever its directory and store hold already."""
     store = open_store(directory / "store", instance="learner")
     fleet = Fleet(world.control(), [engine or connect("embedded", world.engine_url)], limit=60.0, patience=1.0)
+    teacher = taught(store) if taught else None
     try:
         yield Run(
             config,
@@ -209,7 +226,10 @@ def opened_run(
             heldout=heldout,
             model_directory=world.model,
             weights_directory=directory / "weights",
+            teacher=teacher,
         )
     finally:
+        if teacher is not None:
+            teacher.close()
         fleet.close()
         store.close()

@@ -16,7 +16,7 @@ STEPS = 3
 LOOPS = {"synchronous": synchronous.train, "collocated": collocated.train, "asynchronous": asynchronous.train}
 
 
-def configuration(kind: str = "synchronous", *, every: int = 1, **loop: Any) -> RunConfig:
+def configuration(kind: str = "synchronous", *, every: int = 1, updates: int = 1, **loop: Any) -> RunConfig:
     section = {
         "steps": STEPS,
         "groups_per_step": 2,
@@ -28,7 +28,14 @@ def configuration(kind: str = "synchronous", *, every: int = 1, **loop: Any) -> 
     return RunConfig(
         sources=[SourceSection(name="s", tasks=TrailTasks())],
         loop=LoopSection(kind=kind, **(section | loop)),  # type: ignore[arg-type]
-        learner=LearnerConfig(learning_rate=1e-2, warmup_steps=2, token_budget=64, checkpoint_every=every, keep_checkpoints=9),
+        learner=LearnerConfig(
+            learning_rate=1e-2,
+            warmup_steps=2,
+            token_budget=64,
+            checkpoint_every=every,
+            keep_checkpoints=9,
+            updates=updates,
+        ),
     )
 
 

@@ -211,7 +211,7 @@ def test_rows_keep_to_the_token_budget(store: SqliteStore):
     end_to_end = LearnerConfig(token_budget=40, packing="rows")
     batch = build_batch(store, rollouts, end_to_end, policy_version=0)
     assert [len(row.sample_ids) for row in batch.rows] == [4, 3, 3]  # nine tokens each, 40 to a row
-    assert batch.plan.fill == pytest.approx(90 / 120)
+    assert batch.fill == pytest.approx(90 / 120)
 
 
 def test_what_samples_share_is_laid_once_unless_told_otherwise(store: SqliteStore):
@@ -230,3 +230,19 @@ def test_a_rollout_listed_twice_is_refused(store: SqliteStore):
     rollouts = finished(store, {"g0-a": (ONE_CALL, 1.0)})
     with pytest.raises(AlignmentError, match="g0-a is listed twice"):
         build_batch(store, [*rollouts, *rollouts], CONFIG, policy_version=0)
+
+
+def test_a_batch_spread_over_updates_keeps_each_rollout_within_one_and_its_weight(store: SqliteStore):
+    told = {f"g{n // 2}-{n}": (BROKEN if n % 3 else TWO_CALLS, float(n % 2)) for n in range(6)}
+    rollouts = finished(store, told)
+    one = build_batch(store, rollouts, CONFIG, policy_version=0)
+    batch = build_batch(store, rollouts, LearnerConfig(token_budget=40, updates=4), policy_version=0)
+    members = [{name.rsplit(".", 1)[0] for row in rows for name in row.sample_ids} for rows in batch.updates]
+    assert sorted(len(names) for names in members) == [1, 1, 2, 2]
+    assert sorted(name for names in members for name in names) == sorted(told)
+    assert sorted(trained_rollouts(batch)) == sorted(trained_rollouts(one))
+    for name in told:  # as large as in one update, four times over: each update is a fourth of the batch
+        assert weight_of(batch, name) == pytest.approx(4 * weight_of(one, name), abs=1e-5)
+    metrics = batch.metrics()
+    assert metrics["sample_tokens"] == one.metrics()["sample_tokens"]
+    assert metrics["row_fill"] == pytest.approx(metrics["row_tokens"] / (40 * sum(map(len, batch.updates))))

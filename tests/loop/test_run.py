@@ -47,16 +47,16 @@ def lines(directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def undisturbed(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """undisturbed("synchronous"): the directory of a whole run that nothing happened to."""
-    made: dict[str, Path] = {}
+    made: dict[tuple[str, int], Path] = {}
 
-    def get(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = tmp_path_factory.mktemp(kind)
-            with playing(made[kind] / "store"):
-                train(world, made[kind], configuration(kind))
-        return made[kind]
+    def get(kind: str, updates: int = 1) -> Path:
+        if (kind, updates) not in made:
+            made[kind, updates] = tmp_path_factory.mktemp(kind)
+            with playing(made[kind, updates] / "store"):
+                train(world, made[kind, updates], configuration(kind, updates=updates))
+        return made[kind, updates]
 
     return get
 
@@ -69,7 +69,7 @@ Place = tuple[Any, str, int, str]  # owner, name of its function, the how maniet
 
 PLACES: dict[str, Place] = {
     "collected": (SqliteStore, "plan_step", 2, "before"),
-    "planned": (Learner, "update", 2, "before"),
+    "planned": (Learner, "update_batch", 2, "before"),
     "updated": (checkpoint, "save", 2, "before"),
     "within the checkpoint": (checkpoint, "copy_tokenizer", 4, "before"),
     "checkpoint written": (checkpoint, "save", 2, "after"),
@@ -124,7 +124,7 @@ def assert_same(found: Path, expected: Path) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_killed_anywhere_in_an_update_ends_with_the_weights_of_one_that_was_not(
-    world: World, tmp_path: Path, undisturbed: Callable[[str], Path], place: str
+    world: World, tmp_path: Path, undisturbed: Callable[..., Path], place: str
 ):
     die_and_resume(world, tmp_path, configuration(), PLACES[place])
     assert_same(tmp_path, undisturbed("synchronous"))
@@ -132,9 +132,9 @@ def test_a_run_killed_anywhere_in_an_update_ends_with_the_weights_of_one_that_wa
 
 @pytest.mark.parametrize("every", [2, STEPS])
 def test_updates_since_the_last_checkpoint_are_made_again_from_the_record(
-    world: World, tmp_path: Path, undisturbed: Callable[[str], Path], every: int
+    world: World, tmp_path: Path, undisturbed: Callable[..., Path], every: int
 ):
-    die_and_resume(world, tmp_path, configuration(every=every), (Learner, "update", STEPS, "before"))
+    die_and_resume(world, tmp_path, configuration(every=every), (Learner, "update_batch", STEPS, "before"))
     assert_same(tmp_path, undisturbed("synchronous"))
     replayed = [line.step for line in Log(tmp_path).steps() if line.replayed]
     assert replayed == ([2] if every == 2 else [0, 1, 2])
@@ -145,7 +145,7 @@ def test_updates_since_the_last_checkpoint_are_made_again_from_the_record(
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", ["collocated", "asynchronous"])
 def test_the_other_loops_resume_to_the_same_weights_too(
-    world: World, tmp_path: Path, undisturbed: Callable[[str], Path], kind: str, place: str
+    world: World, tmp_path: Path, undisturbed: Callable[..., Path], kind: str, place: str
 ):
     """The agent is made up and answers at once and in order, so that these loops are deterministic here."""
     die_and_resume(world, tmp_path, configuration(kind, every=2 if place == "planned" else 1), PLACES[place])
@@ -153,7 +153,33 @@ def test_the_other_loops_resume_to_the_same_weights_too(
     assert_same(tmp_path, undisturbed(kind))
 
 
-def test_an_undisturbed_run_learns_and_says_what_it_did(world: World, undisturbed: Callable[[str], Path]):
+@pytest.mark.parametrize("kind", ["synchronous", "collocated", "asynchronous"])
+def test_a_run_killed_between_two_updates_of_a_batch_trains_each_rollout_once(
+    world: World, tmp_path: Path, undisturbed: Callable[..., Path], kind: str
+):
+    """A checkpoint holds whole batches: the first of the two updates is made again, from the weights before it."""
+    die_and_resume(world, tmp_path, configuration(kind, updates=2), (Learner, "_update", 4, "before"))
+    assert [line.replayed for line in Log(tmp_path).steps()] == [False, True, False]
+    assert_same(tmp_path, undisturbed(kind, 2))
+
+
+def test_each_update_of_a_batch_is_in_the_metrics(world: World, undisturbed: Callable[..., Path]):
+    directory = undisturbed("synchronous", 2)
+    found = Log(directory).steps()
+    assert [(line.step, line.policy_version, len(line.updates)) for line in found] == [(n, n + 1, 2) for n in range(STEPS)]
+    for line in found:
+        assert [(update.rollouts, update.tokens_trained) for update in line.updates] == [(2, 14), (2, 14)]
+        assert (line.rollouts, line.tokens_trained) == (4, 28)
+        assert line.loss == pytest.approx(sum(update.loss for update in line.updates) / 2)
+        assert line.grad_norm == max(update.grad_norm for update in line.updates) > 0
+        assert line.updates[0].row_fill == pytest.approx(32 / 64)
+    assert [path.name for path in (directory / "weights").iterdir()] == [f"version-{STEPS:06d}"]
+    assert all(line.updates == () for line in Log(undisturbed("synchronous")).steps())
+    assert trained(directory)[0] != trained(undisturbed("synchronous"))[0]
+    assert Log(directory).to_parquet().exists()
+
+
+def test_an_undisturbed_run_learns_and_says_what_it_did(world: World, undisturbed: Callable[..., Path]):
     directory = undisturbed("synchronous")
     assert [record.checkpoint for record in records(directory)] == ["step-0001", "step-0002", "step-0003"]
     found = Log(directory).steps()
@@ -181,12 +207,12 @@ def test_one_update_plans_learns_saves_commits_and_publishes_in_this_order(world
         play(run.store, by_name)
         run.watch.refresh()
         for owner, name in (
-            (SqliteStore, "plan_step"), (Learner, "update"), (checkpoint, "save"), (SqliteStore, "commit_step"),
+            (SqliteStore, "plan_step"), (Learner, "update_batch"), (checkpoint, "save"), (SqliteStore, "commit_step"),
             (Fleet, "publish"), (Fleet, "check"),
         ):  # fmt: skip
             tell(owner, name, patch)
         run.update(0, run.ready_groups())
-        assert seen == ["plan_step", "update", "save", "commit_step", "publish", "check"]
+        assert seen == ["plan_step", "update_batch", "save", "commit_step", "publish", "check"]
         assert [status.policy_version for status in run.fleet.statuses()] == [1]
 
 
@@ -314,7 +340,7 @@ def test_an_evaluation_that_has_its_line_is_not_made_again(world: World, tmp_pat
 def test_D17_a_checkpoint_without_the_record_of_its_rollouts_is_an_error_that_names_it(world: World, tmp_path: Path):
     """The weights are there and the record is not: going on would take the data from the start again."""
     with playing(tmp_path / "store"), pytest.MonkeyPatch.context() as patch:
-        kill_at((Learner, "update", STEPS, "before"), patch)
+        kill_at((Learner, "update_batch", STEPS, "before"), patch)
         with pytest.raises(Killed):
             train(world, tmp_path, configuration())
     kept = records(tmp_path)
@@ -329,7 +355,7 @@ def test_D17_a_checkpoint_without_the_record_of_its_rollouts_is_an_error_that_na
 
 
 def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
-    world: World, tmp_path: Path, undisturbed: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+    world: World, tmp_path: Path, undisturbed: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ):
     with playing(tmp_path / "store"):
         with pytest.MonkeyPatch.context() as patch:

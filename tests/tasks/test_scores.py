@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,13 +16,14 @@ from whippletree.tasks.scores import (
     ScoreError,
     goes_on,
     rewarded,
+    rewards_of_calls,
     scores_of_json,
     scores_of_text,
     step_result,
     total,
 )
 from whippletree.tasks.task import Judging, Place, Step, Task
-from whippletree.types import Cause, CauseClass, VerifierResult
+from whippletree.types import CallReward, Cause, CauseClass, VerifierResult
 
 
 def step(name: str, **least: float) -> Step:
@@ -134,3 +136,35 @@ def test_the_record_of_a_step() -> None:
     assert (record.name, record.reward, record.exit_status, record.cause) == ("a", 0.0, "deadline", timeout)
     assert step_result(step("a"), judged(x=1.0, y=0.0)).reward is None
     assert step_result(step("a"), BROKEN, cut_short=timeout).cause == BROKEN.cause
+
+
+def test_rewards_of_single_calls_are_read_by_number() -> None:
+    found = rewards_of_calls(b'{"turns": {"2": 0.5, "0": -1}, "calls": {"10": 0.25}}', "call_rewards.json")
+    assert found == (
+        CallReward(of="call", number=10, reward=0.25),
+        CallReward(of="turn", number=0, reward=-1.0),
+        CallReward(of="turn", number=2, reward=0.5),
+    )
+    assert rewards_of_calls(b"{}", "call_rewards.json") == ()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b'{"turn": {"0": 1}}', b'{"turns": {"-1": 1}}', b'{"turns": {"0": "1"}}', b'{"turns": {"0": null}}',
+     b'{"turns": {"0": 1e999}}', b'{"turns": {"0": 1, "00": 2}}', b'{"turns": {"1.0": 1}}', b'{"calls": {"99999999999": 1}}',
+     b'{"turns": {"\xc2\xb2": 1}}', b" " * 70_000],
+)  # fmt: skip
+def test_what_is_no_reward_of_a_call_is_a_problem_in_words(data: bytes) -> None:
+    with pytest.raises(ScoreError, match=r"call_rewards\.json"):
+        rewards_of_calls(data, "call_rewards.json")
+
+
+def test_rewards_of_calls_of_all_steps_stay_and_a_later_step_corrects_an_earlier() -> None:
+    first, second = (CallReward(of="turn", number=0, reward=reward) for reward in (0.1, 0.2))
+    third = CallReward(of="turn", number=1, reward=0.3)
+    results = [
+        msgspec.structs.replace(judged(reward=1.0), call_rewards=(first,)),
+        msgspec.structs.replace(judged(reward=1.0), call_rewards=(second, third)),
+        judged(reward=1.0),
+    ]
+    assert total(task(*THREE), results, None).call_rewards == (second, third)

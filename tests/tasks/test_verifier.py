@@ -14,7 +14,7 @@ from whippletree.errors import SandboxError
 from whippletree.protocols import Sandbox
 from whippletree.sandboxes import SandboxConfig, create
 from whippletree.tasks import Task, verify
-from whippletree.types import CauseClass
+from whippletree.types import CallReward, CauseClass
 
 HEAD = "#!/bin/sh\nroot=${0%/tests/test.sh}\nout=$root/logs/verifier\n"
 
@@ -137,6 +137,15 @@ async def test_named_scores(make_task):
     }
     results = await each_judged(make_task, [HEAD + f"printf '%s' '{text}' > \"$out/reward.json\"\n" for text in texts])
     assert [(result.reward, result.scores) for result in results] == list(texts.values())
+
+
+async def test_what_single_calls_earned_is_read_beside_the_reward(make_task):
+    calls = HEAD + """echo 1 > "$out/reward.txt"; printf '%s' '{"turns": {"1": 0.5}}' > "$out/call_rewards.json"\n"""
+    wrong = HEAD + """echo 1 > "$out/reward.txt"; printf '%s' '{"turns": {"1": "a"}}' > "$out/call_rewards.json"\n"""
+    good, bad = await each_judged(make_task, [calls, wrong])
+    assert (good.reward, good.call_rewards) == (1.0, (CallReward(of="turn", number=1, reward=0.5),))
+    assert (bad.reward, bad.cause.cause, bad.call_rewards) == (None, CauseClass.VERIFIER, ())
+    assert "call_rewards.json" in bad.cause.message
 
 
 async def test_named_scores_that_give_no_reward(make_task):

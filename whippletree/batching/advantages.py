@@ -34,8 +34,9 @@ MOSTLY = 0.5
 
 class GroupMember(Struct):
     """One rollout of a group. `reward` is None where it was not verified (an infrastructure failure). `outcome` is the reward
-    before shaping (None: `reward` is). The rest is what shaping may ask for: tokens sampled in the whole rollout and in its
-    longest call, and the number of its calls.
+    before shaping (None: `reward` is). `call_rewards`: what each call earned besides, in order, None where that is not known;
+    only the estimator "per-call" wants them. The rest is what shaping may ask for: tokens sampled in the whole rollout and in
+    its longest call, and the number of its calls.
 
     Example: GroupMember(rollout_id="s0003-g02-m5", group_id="s0003-g02", reward=1.0, sampled_tokens=812, calls=6)
     """
@@ -47,6 +48,7 @@ class GroupMember(Struct):
     sampled_tokens: int = 0
     longest_call: int = 0
     calls: int = 0
+    call_rewards: tuple[float | None, ...] = ()
 
     @property
     def verified(self) -> float | None:
@@ -76,7 +78,8 @@ class GroupStatistics(Struct):
 
 
 class Advantages(Struct):
-    """Advantages by rollout_id (of the voters), their groups in order of their names, and who was left out and why.
+    """Advantages by rollout_id (of the voters), their groups in order of their names, and who was left out and why. Where each
+    call has its own, in `calls`, a rollout's is their mean.
 
     Example: Advantages(values={"a": 1.0, "b": -1.0}, groups=(...,), excluded={"no_reward": 1})
     """
@@ -84,6 +87,11 @@ class Advantages(Struct):
     values: dict[str, float]
     groups: tuple[GroupStatistics, ...]
     excluded: dict[Exclusion, int]
+    calls: dict[str, tuple[float, ...]] = {}
+
+    def silent(self, rollout_id: str) -> bool:
+        """Whether a voter's advantage, or that of each of its calls, is exactly 0."""
+        return not any(self.calls.get(rollout_id, (self.values[rollout_id],)))
 
     @property
     def unearned(self) -> float:

@@ -19,7 +19,8 @@ standardised over all steps of a group and then summed (process supervision in a
 Invariants (tests/batching/test_batching_call_advantages.py):
 - unscaled, the expected gradient is that of the return (by enumeration, exactly), which is not so for the naive one;
 - rollouts that were rewarded alike, call by call, get exactly 0.0, and so does a group of one; no input gives NaN or inf;
-- a rollout with a call without a usable reward has no vote and no advantage, and is counted.
+- a rollout with a call without a usable reward has no vote and no advantage, and is counted;
+- with no rewards but the rollouts' own, each call of a batch has its rollout's leave-one-out advantage (`per_call`).
 """
 
 from __future__ import annotations
@@ -29,9 +30,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whippletree.batching.advantages import Exclusion, exclusion
+from whippletree.batching.advantages import (
+    Advantages,
+    Exclusion,
+    GroupMember,
+    GroupStatistics,
+    Signal,
+    exclusion,
+    voters_by_group,
+)
 from whippletree.batching.config import AdvantageConfig, CallAdvantageConfig
-from whippletree.batching.estimators import Float64, scale
+from whippletree.batching.estimators import Float64, deviation, equal, mean, scale
 from whippletree.errors import AlignmentError
 from whippletree.types import Struct
 
@@ -82,6 +91,53 @@ def call_advantages(
         found = _of_group([returns for _, returns in group], config, numerics)
         values |= {name: tuple(advantages.tolist()) for (name, _), advantages in zip(group, found, strict=True)}
     return CallAdvantages(values=values, excluded=excluded)
+
+
+def per_call(
+    members: Sequence[GroupMember],
+    config: CallAdvantageConfig,
+    numerics: AdvantageConfig,
+    *,
+    passing: float = 1.0,
+) -> Advantages:
+    """Advantages of a batch's rollouts and of their calls: what each call earned, and the rollout's own reward at its last one.
+    Raises AlignmentError when a rollout is listed twice."""
+    groups, excluded = voters_by_group(members)
+    told = [_rewards(member, config) for member in members if exclusion(member.reward) is None]
+    found = call_advantages(told, config, numerics)
+    for why, count in found.excluded.items():
+        excluded[why] = excluded.get(why, 0) + count
+    statistics = []
+    for name in sorted(groups):
+        voters = [member for member in groups[name] if member.rollout_id in found.values]
+        outcomes = np.array([member.verified for member in voters], dtype=np.float64)
+        rewards = np.array([member.reward for member in voters], dtype=np.float64)
+        sizes = [math.fsum(map(abs, found.values[m.rollout_id])) / len(found.values[m.rollout_id]) for m in voters]
+        few: Signal = "one_reward" if voters else "no_reward"
+        statistics.append(
+            GroupStatistics(
+                group_id=name,
+                members=sum(member.group_id == name for member in members),
+                voters=len(voters),
+                passed=int(np.count_nonzero(outcomes >= passing)),
+                outcomes_differ=not equal(outcomes, numerics),
+                mean=mean(rewards),
+                std=deviation(rewards, numerics),
+                signal=few if len(voters) < 2 else "signal" if any(sizes) else "equal_rewards",
+                nonzero=sum(size > 0 for size in sizes),
+                magnitude=math.fsum(sizes),
+            )
+        )
+    values = {name: math.fsum(calls) / len(calls) for name, calls in found.values.items()}
+    return Advantages(values=values, groups=tuple(statistics), excluded=excluded, calls=found.values)
+
+
+def _rewards(member: GroupMember, config: CallAdvantageConfig) -> CallRewards:
+    """What each call of a voter earned, with the rollout's reward in the last."""
+    rewards = member.call_rewards
+    if rewards and rewards[-1] is not None and member.reward is not None:
+        rewards = (*rewards[:-1], rewards[-1] + config.outcome * member.reward)
+    return CallRewards(rollout_id=member.rollout_id, group_id=member.group_id, rewards=rewards)
 
 
 def returns_to_go(rewards: Float64, gamma: float) -> Float64:

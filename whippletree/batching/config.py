@@ -33,13 +33,18 @@ def _own(function: str) -> None:
         raise ValueError(f'function is {function!r}; write it as "module:function"')
 
 
+PER_CALL = "per-call"
+"""The estimator that gives each call an advantage of its own (batching/call_advantages.py)."""
+
+
 class AdvantageConfig(Config):
     """How rewards become advantages."""
 
     estimator: str = "grpo"
     """"grpo", "dr-grpo" (no division by the standard deviation), "rloo" (leave-one-out), "rloo-scaled" (leave-one-out, scale
     shared by the group), "reinforce++" (baseline and scale of the batch), "reinforce++-baseline" (baseline of the group, scale
-    of the batch), or "module:function" for your own."""
+    of the batch), "per-call" (each call its own, from rewards of single calls: `batching.calls`), or "module:function" for
+    your own."""
     std: Literal["sample", "population"] = "sample"
     """Standard deviations divide by n - 1 (sample) or by n (population)."""
     eps: AtLeast0 = 1e-4
@@ -52,7 +57,7 @@ class AdvantageConfig(Config):
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown estimator or a number that is not finite; `convert` adds the key."""
         _finite(self)
-        complaint = ESTIMATORS.complaint(self.estimator)
+        complaint = "" if self.estimator == PER_CALL else ESTIMATORS.complaint(self.estimator)
         if complaint:
             raise ValueError(f"estimator {self.estimator!r} is not known: {complaint}")
 
@@ -64,6 +69,8 @@ class CallAdvantageConfig(Config):
     """Discount per call; 1 counts what comes later in full."""
     scaled: bool = True
     """Divide by the root mean square of the group's advantages, one vote per rollout. Without, they are exactly unbiased."""
+    outcome: AtLeast0 = 1.0
+    """What the rollout's own reward (after shaping) counts for; it is paid at the last call, beside what that call earned."""
 
 
 class GaeConfig(Config):
@@ -248,6 +255,8 @@ class BatchingConfig(Config):
     """A rollout whose outcome (the reward before shaping) is at least this has passed: its answer is correct."""
     advantages: AdvantageConfig = AdvantageConfig()
     """Rewards to advantages."""
+    calls: CallAdvantageConfig = CallAdvantageConfig()
+    """With the estimator "per-call": rewards of single calls to advantages of single calls."""
     gae: GaeConfig = GaeConfig()
     """With a critic (`learner.critic`): rewards and its values to advantages of single tokens, instead."""
     shaping: tuple[HookConfig, ...] = ()

@@ -19,7 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from whippletree.batching.advantages import Advantages, GroupMember, group_advantages
-from whippletree.batching.config import BatchingConfig, PackingConfig, ZeroAdvantageFilter
+from whippletree.batching.call_advantages import per_call
+from whippletree.batching.config import PER_CALL, BatchingConfig, PackingConfig, ZeroAdvantageFilter
 from whippletree.batching.estimators import ESTIMATORS
 from whippletree.batching.filters import FILTERS, KeptGroups, filter_name, keep_groups
 from whippletree.batching.packing import SampleLength
@@ -30,7 +31,7 @@ from whippletree.batching.weights import WEIGHTS, LossWeights, SampleTokens, los
 from whippletree.errors import AlignmentError
 from whippletree.types import Struct
 
-LeftOut = Literal["no_vote", "nothing_trained", "stale", "group_dropped", "zero_advantage"]
+LeftOut = Literal["no_vote", "nothing_trained", "stale", "no_teacher", "group_dropped", "zero_advantage"]
 
 
 class SampleFacts(Struct):
@@ -101,7 +102,8 @@ def check_names(config: BatchingConfig) -> None:
 
     Raises ConfigurationError.
     """
-    ESTIMATORS.find(config.advantages.estimator)
+    if config.advantages.estimator != PER_CALL:
+        ESTIMATORS.find(config.advantages.estimator)
     WEIGHTS.find(config.weights.mode)
     for hook in config.shaping:
         HOOKS.find(hook_name(hook))
@@ -116,11 +118,12 @@ def judge(
     *,
     updates: int = 1,
     stale: Collection[str] = (),
+    unscored: Collection[str] = (),
     every_row: bool = False,
 ) -> Judged:
     """Advantages and weights of one batch, and which samples are trained. `updates`: optimiser updates that it is spread over;
-    `stale`: sample_ids that are not trained; `every_row`: the loss has a gradient where the advantage is 0 too, so neither rows
-    nor groups are left out for that.
+    `stale` and `unscored` (by no teacher): sample_ids that are not trained; `every_row`: the loss has a gradient where the
+    advantage is 0 too, so neither rows nor groups are left out for that.
 
     Raises what the parts raise, and AlignmentError for a sample of a rollout that is not among the members.
     """
@@ -131,7 +134,11 @@ def judge(
                 f"sample {sample.sample_id} is of rollout {sample.rollout_id}, which is not in the batch", "list its rollout"
             )
     shaped = shape_rewards(members, config.shaping, passing=config.passing)
-    advantages = group_advantages(shaped.members, config.advantages, passing=config.passing)
+    advantages = (
+        per_call(shaped.members, config.calls, config.advantages, passing=config.passing)
+        if config.advantages.estimator == PER_CALL
+        else group_advantages(shaped.members, config.advantages, passing=config.passing)
+    )
     filters = [one for one in config.filters if not (every_row and isinstance(one, ZeroAdvantageFilter))]
     kept = keep_groups(advantages, filters)
     weights = loss_weights(
@@ -144,7 +151,8 @@ def judge(
         constant_tokens=config.weights.constant_tokens,
         updates=updates,
     )
-    trained, left_out, tokens = _choose(samples, known, advantages, kept, set(stale), every_row=every_row)
+    lost: dict[str, LeftOut] = {**dict.fromkeys(unscored, "no_teacher"), **dict.fromkeys(stale, "stale")}
+    trained, left_out, tokens = _choose(samples, known, advantages, kept, lost, every_row=every_row)
     return Judged(
         advantages=advantages,
         shaping=shaped.records,
@@ -165,10 +173,11 @@ def prepare(
     ranks: int = 1,
     order: PrefixOrder | None = None,
     stale: Collection[str] = (),
+    unscored: Collection[str] = (),
     every_row: bool = False,
 ) -> Prepared:
     """`judge`, and the plan of what is trained. `order`: the prefix order of the samples, which packing "tree" needs."""
-    judged = judge(members, samples, config, updates=packing.updates, stale=stale, every_row=every_row)
+    judged = judge(members, samples, config, updates=packing.updates, stale=stale, unscored=unscored, every_row=every_row)
     trained = set(judged.trained)
     lengths = [
         SampleLength(sample_id=sample.sample_id, rollout_id=sample.rollout_id, tokens=sample.tokens)
@@ -183,7 +192,7 @@ def _choose(
     group_of: Mapping[str, str],
     advantages: Advantages,
     kept: KeptGroups,
-    stale: set[str],
+    lost: Mapping[str, LeftOut],
     *,
     every_row: bool,
 ) -> tuple[list[str], Counter[LeftOut], Counter[LeftOut]]:
@@ -198,11 +207,11 @@ def _choose(
             cause = "no_vote"
         elif not sample.trained_tokens:
             cause = "nothing_trained"
-        elif sample.sample_id in stale:
-            cause = "stale"
+        elif sample.sample_id in lost:
+            cause = lost[sample.sample_id]
         elif group_of[sample.rollout_id] not in groups:
             cause = "group_dropped"
-        elif not every_row and advantages.values[sample.rollout_id] == 0.0:
+        elif not every_row and advantages.silent(sample.rollout_id):
             cause = "zero_advantage"
         if cause is None:
             trained.append(sample.sample_id)

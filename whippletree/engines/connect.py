@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from whippletree.engines.completions import CompletionsEngine
 from whippletree.engines.config import EmbeddedConfig, EngineConfig, HostedConfig, ScriptedConfig, SglangConfig, VllmConfig
+from whippletree.engines.echo import EchoEngine
 from whippletree.engines.embedded.client import EmbeddedEngine
 from whippletree.engines.hosted import HostedEngine, read_key
 from whippletree.engines.scripted import ScriptedEngine
@@ -20,8 +21,9 @@ from whippletree.protocols import Engine
 def connect(
     kind: str, url: str, *, model: str = "policy", api_key: str = "", timeouts: Timeouts | None = None, name: str = ""
 ) -> Engine:
-    """Client of the engine at `url`: "embedded" (also a scripted engine's process), "vllm", "sglang", or "completions" for any
-    server with token-in /v1/completions. `name` tells replicas of one kind apart.
+    """Client of the engine at `url`: "embedded" (also a scripted engine's process), "vllm", "sglang", "completions" for any
+    server with token-in /v1/completions, or "echo" for one that can only score, by repeating the prompt. `name` tells replicas
+    of one kind apart.
 
     Nothing is sent yet. Raises ConfigurationError for an unknown kind or a malformed URL.
     """
@@ -30,6 +32,7 @@ def connect(
         "vllm": VllmEngine,
         "sglang": SglangEngine,
         "completions": CompletionsEngine,
+        "echo": EchoEngine,
     }
     if kind not in kinds:
         raise ConfigurationError(f"engine kind {kind!r} cannot be reached by URL", f"one of {', '.join(sorted(kinds))}")

@@ -18,12 +18,12 @@ from whippletree.learner.rows import Row
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """Make an update from these rows, which are this rank's; the version before it is `policy_version`.
+    """Make the updates of a batch from these rows of each, which are this rank's; the version before is `policy_version`.
 
-    Example: UpdateRows(rows=(Row(...),), policy_version=3)
+    Example: UpdateRows(updates=((Row(...),),), policy_version=3)
     """
 
-    rows: tuple[Row, ...]
+    updates: tuple[tuple[Row, ...], ...]
     policy_version: int
 
 

@@ -126,8 +126,11 @@ class LearnerConfig(Config):
     old_logprobs: Literal["sampler", "learner"] = "sampler"
     """What a loss takes its ratio to: the sampler's recorded logprobs, or the learner's own of the weights before the update
     (then `correction` can account for the difference between the two: decoupled PPO)."""
+    updates: Annotated[int, Meta(ge=1)] = 1
+    """Updates that a batch is spread over, one after another; a rollout is within one of them. Engines get the weights after
+    the last. Warm-up and schedule count updates."""
     passes: Annotated[int, Meta(ge=1)] = 1
-    """Optimiser steps that one update makes, each over all of its rows."""
+    """Optimiser steps that one update makes, each over all of its rows, before the next update of the batch."""
     correction: CorrectionConfig = CorrectionConfig()
     """Corrections between sampler and learner."""
     kl: KLConfig = KLConfig()

@@ -1,12 +1,14 @@
-"""One optimiser update from rows, with the numbers that say whether it can be trusted.
+"""The optimiser updates of a batch's rows, with the numbers that say whether they can be trusted.
 
     rows ─► columns of targets ─► scores ─► objective ─► gradient, row by row ─► checks ─► one AdamW step a pass
+                                                             └── for each update of the batch, one after another ──┘
 Invariants (tests/learner/test_learner_update.py):
 - an update from packed rows equals the update from one row per sample, to float32 tolerance;
 - a non-finite input, loss or gradient stops the update, names rows and tokens, and leaves parameters and optimisers as they
   were;
 - a policy too far from its reference stops the update in the same way;
-- sampler and learner logprobs are compared on tokens that the current policy version sampled, before the update.
+- sampler and learner logprobs are compared on tokens that the current policy version sampled, before the update;
+- the updates of one batch are one policy version, and logprobs of "the learner before" are those before the first of them.
 """
 
 from __future__ import annotations
@@ -35,17 +37,17 @@ from whippletree.learner.objective import Objective
 from whippletree.learner.rows import Row
 from whippletree.learner.schedule import rate_share
 from whippletree.learner.scoring import ScoreOptions, Scores, best_tokens, score, score_row
-from whippletree.learner.stats import Sums, UpdateStats
+from whippletree.learner.stats import BatchStats, Sums, UpdateStats, batch_stats
 
-__all__ = ["Learner", "UpdateStats"]
+__all__ = ["BatchStats", "Learner", "UpdateStats"]
 
 T = TypeVar("T")
 
 
 class Learner:
     """The policy with its optimiser, and the reference, teacher and critic that the settings ask for. `policy_version` counts
-    updates from 0, the weights that the run began with. `run_steps`: updates of the whole run, for schedules that end with
-    it."""
+    trained batches from 0, the weights that the run began with. `run_steps`: updates of the whole run, `learner.updates` for
+    each batch, for schedules that end with it."""
 
     def __init__(self, directory: Path, config: LearnerConfig, *, temperature: float, run_steps: int = 0) -> None:
         torch.set_num_threads(config.threads)
@@ -109,24 +111,37 @@ class Learner:
         return [self._own_values(row) for row in rows]
 
     def update(self, rows: Sequence[Row]) -> UpdateStats:
-        """One AdamW step over all rows, `learner.passes` times. Raises NonFiniteError or DivergedError, with parameters and
-        optimisers as they were before.
+        """A batch of one update."""
+        return self.update_batch([rows]).whole
 
-        An update of no rows (no group had any signal) changes no parameter but still counts as a policy version.
+    def update_batch(self, updates: Sequence[Sequence[Row]]) -> BatchStats:
+        """The updates of one batch, one after another: for each, one AdamW step over all of its rows, `learner.passes` times.
+        Together they are one policy version. Raises NonFiniteError or DivergedError, with parameters and optimisers as they
+        were before the first.
+
+        An update of no rows (no group had any signal) changes no parameter; a batch without any still is a policy version.
         """
-        rows = self._with_proximal(self._agreed(lambda: [self._prepare(weighted(row)) for row in rows]))
-        sums, norm = Sums(rows=sum(bool(row.sample_ids) for row in rows)), 0.0
-        before = self._state() if self.config.passes > 1 else None
+        several = self.config.passes > 1 or len(updates) > 1
+        prepared = self._agreed(lambda: [[self._prepare(weighted(row)) for row in rows] for rows in updates])
+        if several and self.config.needs_proximal:
+            prepared = [self._with_proximal(rows) for rows in prepared]
+        before = self._state() if several else None
         try:
-            for number in range(self.config.passes if rows else 1):
-                norm = self._pass(rows, sums, first=number == 0)
+            found = [self._update(rows, number) for number, rows in enumerate(prepared)]
         except (NonFiniteError, DivergedError):
             self._zero_grad()
             if before is not None:
                 self._restore(before)
             raise
         self.policy_version += 1
-        return self._everyones(sums).stats(self.config, passes=self.config.passes, norm=norm)
+        return batch_stats([(self._everyones(sums), norm) for sums, norm in found], self.config)
+
+    def _update(self, rows: Sequence[Row], number: int) -> tuple[Sums, float]:
+        """Update `number` of its batch: what its rows add up to, and its last gradient norm."""
+        sums, norm = Sums(rows=sum(bool(row.sample_ids) for row in rows)), 0.0
+        for count in range(self.config.passes if rows else 1):
+            norm = self._pass(rows, sums, update=number, first=count == 0)
+        return sums, norm
 
     def close(self) -> None:
         """The loop is at its end. One process has nobody to tell."""
@@ -229,9 +244,7 @@ class Learner:
 
     @torch.no_grad()
     def _with_proximal(self, rows: list[Row]) -> list[Row]:
-        """Rows with the learner's own logprobs before the update, where several passes need them."""
-        if self.config.passes == 1 or not self.config.needs_proximal:
-            return rows
+        """Rows with the learner's own logprobs before the first of several steps."""
         if not self._anyone(any(row.proximal_logprobs is None and len(row.targets) > 0 for row in rows)):
             return rows
         own = [self._own_logprobs(row) for row in rows]  # all of them: ranks compute together
@@ -261,33 +274,35 @@ class Learner:
     def _scored_by(self, model: Any, row: Row) -> torch.Tensor:
         return score_row(model, row, replace(self.options, entropy=False)).logprobs
 
-    def _pass(self, rows: Sequence[Row], sums: Sums, *, first: bool) -> float:
-        """Gradients of all rows, the checks, one step. Returns the gradient norm."""
+    def _pass(self, rows: Sequence[Row], sums: Sums, *, update: int, first: bool) -> float:
+        """Gradients of all rows, the checks, one step. Returns the gradient norm. `update`: number of the update in its
+        batch."""
         self._zero_grad()
         mark = sums.mark("reference_kl")
         total = self._total(sum(len(row.token_ids) for row in rows if row.sample_ids))
         for row in rows:
             with self._routed(row) as routing:
-                self._accumulate(row, routing, sums, first=first, total=total)
+                current = (row.versions == self.policy_version) & (update == 0)
+                self._accumulate(row, routing, sums, current=current, first=first, total=total)
         if not rows:
             return 0.0
         self._refuse_diverged(self._mean_since(sums, "reference_kl", mark))
         norm = self._clip(rows)
-        self._set_learning_rate()
+        self._set_learning_rate(update)
         self.optimizer.step()
         if self.critic is not None:
             self.critic.optimizer.step()
         self._zero_grad()
         return norm
 
-    def _accumulate(self, row: Row, routing: Routing, sums: Sums, *, first: bool, total: int) -> None:
-        """Add a row's gradients. `total`: tokens of the update's rows, for terms that are means over them."""
+    def _accumulate(self, row: Row, routing: Routing, sums: Sums, *, current: torch.Tensor, first: bool, total: int) -> None:
+        """Add a row's gradients. `current` marks targets that these weights sampled; `total`: tokens of the update's rows, for
+        terms that are means over them."""
         tokens, output, loss = self._loss_of(row, routing, sums, total=total)
         tokens.logprobs.retain_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         gradient = tokens.logprobs.grad
         self._agreed(lambda: None if gradient is None else refuse_non_finite(row, {"gradient of the loss": gradient}))
-        current = row.versions == self.policy_version
         sums.add(tokens, output, float(loss.detach()), current=current, first=first)
 
     def _loss_of(self, row: Row, routing: Routing, sums: Sums, *, total: int) -> tuple[Tokens, LossOutput, torch.Tensor]:
@@ -369,8 +384,9 @@ class Learner:
     def _all_finite(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
         return all(bool(torch.isfinite(found.grad).all()) for found in parameters if found.grad is not None)
 
-    def _set_learning_rate(self) -> None:
-        share = rate_share(self.config, self.policy_version, self.run_steps)
+    def _set_learning_rate(self, update: int) -> None:
+        number = self.policy_version * self.config.updates + update
+        share = rate_share(self.config, number, self.run_steps)
         rates = [(self.optimizer, self.config.learning_rate)]
         if self.critic is not None:
             rates.append((self.critic.optimizer, self.critic.config.learning_rate))

@@ -35,7 +35,7 @@ from whippletree.learner.moe import Routing, balance
 from whippletree.learner.ranks import Ranks, deal, deal_numbers
 from whippletree.learner.rows import Row, all_trained, build_row, empty_row
 from whippletree.learner.scoring import ScoreOptions, Scores
-from whippletree.learner.stats import Sums, UpdateStats
+from whippletree.learner.stats import BatchStats, Sums
 
 T = TypeVar("T")
 
@@ -63,12 +63,13 @@ class RankedLearner(Learner):
 
     # --- what a loop calls, on rank 0 --------------------------------------------------------------------------------
 
-    def update(self, rows: Sequence[Row]) -> UpdateStats:
-        """`Learner.update` with all rows, wherever they run."""
-        dealt = deal(rows, self.ranks.config.data)
+    def update_batch(self, updates: Sequence[Sequence[Row]]) -> BatchStats:
+        """`Learner.update_batch` with all rows, wherever they run."""
+        dealt = [deal(rows, self.ranks.config.data) for rows in updates]
+        of_rank = [tuple(tuple(of[rank]) for of in dealt) for rank in range(self.ranks.config.data)]
         with self.ranks.guarded():
-            own = self._tell([UpdateRows(tuple(of), self.policy_version) for of in dealt])
-            return self.step(own.rows)
+            own = self._tell([UpdateRows(rows, self.policy_version) for rows in of_rank])
+            return self.step(own.updates)
 
     def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """`Learner.logprobs`, dealt like the rows of an update."""
@@ -144,9 +145,9 @@ class RankedLearner(Learner):
             while True:
                 command: Command = self.ranks.send(None)
                 match command:
-                    case UpdateRows(rows=rows, policy_version=version):
+                    case UpdateRows(updates=updates, policy_version=version):
                         self.policy_version = version
-                        self.step(rows)
+                        self.step(updates)
                     case ScoreRows():
                         self._run_score(command)
                     case Gather():
@@ -158,10 +159,11 @@ class RankedLearner(Learner):
 
     # --- what all do together ----------------------------------------------------------------------------------------
 
-    def step(self, rows: Sequence[Row]) -> UpdateStats:
-        """An update from this rank's rows and those that the others give at the same time, of which there are as many."""
-        self.ranks.require_same(len(rows))
-        return super().update([row.to(self.ranks.device) for row in rows])
+    def step(self, updates: Sequence[Sequence[Row]]) -> BatchStats:
+        """The updates of a batch from this rank's rows and those that the others give at the same time, as many for each."""
+        for rows in updates:
+            self.ranks.require_same(len(rows))
+        return super().update_batch([[row.to(self.ranks.device) for row in rows] for rows in updates])
 
     @torch.no_grad()
     def _run_score(self, command: ScoreRows) -> list[torch.Tensor]:

@@ -1,15 +1,16 @@
-"""The numbers of an update: sums over rows and passes, folded into one struct.
+"""The numbers of an update: sums over rows and passes, folded into one struct; and those of a batch's updates together.
 
 Invariants (tests/learner/test_learner_update.py):
 - a diagnostic is the mean over all its entries of the update, however they lie in rows, or the largest where its name ends in
   `_max`;
-- sampler and learner are compared on tokens that the current version sampled, before the update; over none it is NaN, not 0.
+- sampler and learner are compared on tokens that the current version sampled, before the update; over none it is NaN, not 0;
+- of several updates of a batch, tokens add up, and means are over all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -38,6 +39,18 @@ class UpdateStats:
     compared_tokens: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     alarms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BatchStats:
+    """Numbers of the updates that one batch was spread over, in order, and of all of them together (`whole`): there `loss` is
+    the batch's, a mean over updates, and `grad_norm` the largest of theirs.
+
+    Example: BatchStats(whole=UpdateStats(tokens=5, ...), updates=(UpdateStats(tokens=3, ...), UpdateStats(tokens=2, ...)))
+    """
+
+    whole: UpdateStats
+    updates: tuple[UpdateStats, ...]
 
 
 @dataclass
@@ -85,7 +98,7 @@ class Sums:
         self.counts[name] = self.counts.get(name, 0) + count
 
     def merge(self, other: Sums) -> None:
-        """Add what another rank's rows add up to."""
+        """Add what other rows, of another rank or update, add up to."""
         self.tokens += other.tokens
         self.rows += other.rows
         self.seen += other.seen
@@ -139,3 +152,16 @@ class Sums:
                 told = f"learner.correction.mask leaves out {share:.0%} of the {what}, more than {limit:.0%}"
                 return (f"{told}: sampler and learner are further apart than the bounds {bounds} allow",)
         return ()
+
+
+def batch_stats(updates: Sequence[tuple[Sums, float]], config: LearnerConfig) -> BatchStats:
+    """Fold the sums and gradient norms of a batch's updates."""
+    folded = tuple(sums.stats(config, passes=config.passes, norm=norm) for sums, norm in updates)
+    if len(folded) == 1:
+        return BatchStats(folded[0], folded)
+    total = Sums()
+    for sums, _ in updates:
+        total.merge(sums)
+    largest = max((norm for _, norm in updates), default=0.0)
+    whole = total.stats(config, passes=config.passes * max(1, len(updates)), norm=largest)
+    return BatchStats(replace(whole, alarms=tuple(dict.fromkeys(told for one in folded for told in one.alarms))), folded)

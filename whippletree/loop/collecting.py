@@ -17,13 +17,16 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from whippletree.batching.advantages import exclusion
+from whippletree.batching.config import PER_CALL
 from whippletree.batching.prepare import judge
 from whippletree.loop.batch import members_of
+from whippletree.loop.calls import call_rewards_of, rewards_of
 from whippletree.loop.config import RunConfig
 from whippletree.loop.curriculum import draw_task, next_task
 from whippletree.loop.groups import Progress, SourceTasks, by_group, make_group, progress
 from whippletree.loop.mixer import CompleteGroup, Demand, Mixed, accept_rate, dispatch, mix, quotas
 from whippletree.loop.watch import Watch
+from whippletree.traces import load_trace
 from whippletree.types import Rollout, Sampling, StepRecord
 
 log = logging.getLogger(__name__)
@@ -169,9 +172,22 @@ class Collector:
                 if exclusion(rollout.reward) is None
             }
             every_row = self._config.learner.trains_all_rows
-            judged = judge(members_of(group, calls), [], self._config.batching, every_row=every_row)
+            members = members_of(group, calls, self._call_rewards(group))
+            judged = judge(members, [], self._config.batching, every_row=every_row)
             self._verdicts[name] = "".join(f"{found.filter}: {found.reason}" for found in judged.kept.dropped)
         return self._verdicts[name]
+
+    def _call_rewards(self, group: Sequence[Rollout]) -> dict[str, tuple[float | None, ...]]:
+        """What each call of the group's rollouts earned, where the estimator asks for that."""
+        if self._config.batching.advantages.estimator != PER_CALL:
+            return {}
+        return {
+            rollout.spec.rollout_id: rewards_of(
+                load_trace(self._store, rollout, self._config.traces), call_rewards_of(self._store, rollout)
+            )[0]
+            for rollout in group
+            if exclusion(rollout.reward) is None
+        }
 
     def _rate(self, groups: Mapping[str, list[Rollout]], source: str) -> float:
         """Share of a source's latest complete groups that the filters keep."""

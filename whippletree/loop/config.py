@@ -6,12 +6,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from whippletree.batching.config import BatchingConfig
+from whippletree.batching.config import PER_CALL, BatchingConfig
 from whippletree.configuration import Config
 from whippletree.control.config import ControlConfig, check_reward
 from whippletree.engines.config import EmbeddedConfig, EngineConfig
+from whippletree.errors import ConfigurationError
 from whippletree.gateway.config import GatewayConfig
-from whippletree.learner.config import LearnerConfig
+from whippletree.learner.config import LearnerConfig, NoCritic
+from whippletree.learner.losses.config import CustomLoss, DistillReverseLoss
 from whippletree.loop.curriculum import CurriculumConfig
 from whippletree.loop.models import ModelConfig, TinyModel
 from whippletree.loop.sources import TaskSet
@@ -75,6 +77,35 @@ class SamplingSection(Config):
     """Most tokens that one call may sample."""
 
 
+class TeacherConfig(Config):
+    """[teacher]: a model on a server whose logprobs of what was sampled `learner.loss.name = "distill-reverse"` learns from."""
+
+    kind: Literal["embedded", "vllm", "sglang", "completions", "echo"] = "embedded"
+    """What the server speaks: "embedded", "vllm" and "completions" (any /v1/completions that takes token ids and
+    `prompt_logprobs`), "sglang", or "echo" (/v1/completions with `echo` and `logprobs`)."""
+    url: str = ""
+    """Root URL of the server; empty with kind = "embedded": the learner starts an embedded engine for `directory`."""
+    directory: str = ""
+    """Directory of the teacher's model, whose tokenizer is compared with the policy's; empty: the server is asked, by vLLM's
+    /tokenize."""
+    name: str = "policy"
+    """Name under which the server serves it."""
+    api_key_file: str = ""
+    """File whose first line is the server's key; empty: none is sent."""
+    at_once: Annotated[int, msgspec.Meta(ge=1)] = 8
+    """Requests in flight."""
+    limit: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    """Seconds that a batch waits for the teacher once its rollouts are over. What it has not scored then is left out of the
+    loss, and counted."""
+    context: Annotated[int, msgspec.Meta(ge=2)] = 4096
+    """Longest sequence of an engine that the learner starts, tokens."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where nobody is named; `convert` adds the key."""
+        if not self.url and (self.kind != "embedded" or not self.directory):
+            raise ValueError("give the server's url (or, for an embedded engine, the directory of the model)")
+
+
 class LoopSection(Config):
     """[loop]"""
 
@@ -82,9 +113,10 @@ class LoopSection(Config):
     """Which training loop: wait for every rollout of a step; update when enough groups are complete, sampling held meanwhile;
     or the same while sampling goes on."""
     steps: int = 40
-    """Updates in all."""
+    """Batches in all. Each is one step of the loop: one update, or as many as `learner.updates` says, then new weights for the
+    engines."""
     groups_per_step: int = 8
-    """Groups in one update."""
+    """Groups in one batch."""
     group_size: int = 8
     """Rollouts in one group."""
     groups_in_flight: int = 16
@@ -133,6 +165,8 @@ class RunConfig(Config):
     """From rewards to what a token counts for: shaping, advantages, filters, loss weights."""
     learner: LearnerConfig = LearnerConfig()
     """The optimiser side."""
+    teacher: TeacherConfig | None = None
+    """A teacher on a server, for distillation; left out: none (`learner.teacher` is one that the learner runs itself)."""
     engine: EngineConfig = EmbeddedConfig()
     """The inference engine."""
     gateway: GatewayConfig = GatewayConfig()
@@ -152,3 +186,27 @@ class RunConfig(Config):
         """Raises ValueError where a source's launch and the run's do not go together; `convert` adds the key."""
         if self.control.launch == "kubernetes" and any(source.harness.launch for source in self.sources):
             raise ValueError('sources.harness.launch: with control.launch = "kubernetes" every attempt is a Job')
+
+    def check(self) -> None:
+        """Raises ConfigurationError for settings of different rooms that do not go together."""
+        if self.batching.advantages.estimator == PER_CALL and not isinstance(self.learner.critic, NoCritic):
+            raise ConfigurationError(
+                'batching.advantages.estimator = "per-call" and a critic (learner.critic) both give advantages',
+                "use one of them",
+            )
+        if self.teacher is not None:
+            self._check_teacher()
+
+    def _check_teacher(self) -> None:
+        if self.learner.teacher:
+            raise ConfigurationError("[teacher] and learner.teacher are both set", "use one of them")
+        if not isinstance(self.learner.loss, DistillReverseLoss | CustomLoss):
+            name = type(self.learner.loss).__struct_config__.tag
+            raise ConfigurationError(
+                f"[teacher] is set, and {name} has no use for it", 'set learner.loss.name = "distill-reverse"'
+            )
+        if self.sampling.temperature != 1.0:
+            raise ConfigurationError(
+                f"a server scores at temperature 1, and the run samples at {self.sampling.temperature:g}",
+                "set sampling.temperature = 1, or let the learner run the teacher (learner.teacher)",
+            )

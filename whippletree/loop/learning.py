@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -37,6 +38,8 @@ from whippletree.loop.metrics import Log, Summary
 from whippletree.loop.models import check_family
 from whippletree.loop.run import Run
 from whippletree.loop.sources import TrailTasks, resolve
+from whippletree.loop.teacher import Teacher
+from whippletree.loop.teaching import opened_teacher
 from whippletree.protocols import Store
 from whippletree.store import open_store
 from whippletree.tasks.images import HOSTS
@@ -85,6 +88,7 @@ def learn(config: RunConfig, layout: Layout) -> None:
     Raises WhippletreeError where the run must stop.
     """
     check_names(config.batching)
+    config.check()
     services = layout.read_services()
     ranks = join(config.learner.ranks) if config.learner.ranks.world > 1 else None
     if ranks is not None and not ranks.leads:
@@ -92,7 +96,7 @@ def learn(config: RunConfig, layout: Layout) -> None:
         ranks.leave()
         return
     signal.signal(signal.SIGTERM, _stop)
-    sources, heldout = resolve_sources(config, layout)
+    tasks = resolve_sources(config, layout)
     learner = one_process(config, services) if ranks is None else ranked(config, services, ranks)
     store = open_store(layout.store, config=msgspec.structs.replace(config.store, durability="power"), instance="learner")
     fleet = Fleet(
@@ -100,6 +104,38 @@ def learn(config: RunConfig, layout: Layout) -> None:
         [connect_engine(config.engine, services.engine_url)],
         patience=config.loop.peer_limit,
     )
+    try:
+        with _teacher(config, layout, services, store) as teacher:
+            _run(config, layout, services, store=store, learner=learner, fleet=fleet, tasks=tasks, teacher=teacher)
+        learner.close()
+        if ranks is not None:
+            ranks.leave()
+    finally:
+        fleet.close()
+        store.close()
+
+
+def _teacher(config: RunConfig, layout: Layout, services: Services, store: Store) -> AbstractContextManager[Teacher | None]:
+    if config.teacher is None:
+        return nullcontext()
+    return opened_teacher(
+        config.teacher, store, config.traces, policy=Path(services.model_directory), directory=layout.directory
+    )
+
+
+def _run(
+    config: RunConfig,
+    layout: Layout,
+    services: Services,
+    *,
+    store: Store,
+    learner: Learner,
+    fleet: Fleet,
+    tasks: tuple[list[SourceTasks], list[Heldout]],
+    teacher: Teacher | None,
+) -> None:
+    """The run from its restart to its summary."""
+    sources, heldout = tasks
     run = Run(
         config,
         layout.directory,
@@ -111,20 +147,13 @@ def learn(config: RunConfig, layout: Layout) -> None:
         model_directory=Path(services.model_directory),
         weights_directory=layout.weights,
         missing=lambda: fleet.missing() or absent(layout.directory),
+        teacher=teacher,
     )
-    try:
-        run.restore()
-        write_json(layout.engines, Probed(engines=tuple(fleet.probe(config.sampling.temperature))))
-        LOOPS[config.loop.kind](run)
-        run.log.to_parquet()
-        summary = summarise(config, services, store, run.log, complete=True)
-        write_json(layout.summary, summary)
-        learner.close()
-        if ranks is not None:
-            ranks.leave()
-    finally:
-        fleet.close()
-        store.close()
+    run.restore()
+    write_json(layout.engines, Probed(engines=tuple(fleet.probe(config.sampling.temperature))))
+    LOOPS[config.loop.kind](run)
+    run.log.to_parquet()
+    write_json(layout.summary, summarise(config, services, store, run.log, complete=True))
 
 
 def one_process(config: RunConfig, services: Services) -> Learner:
@@ -133,7 +162,7 @@ def one_process(config: RunConfig, services: Services) -> Learner:
         Path(services.model_directory),
         config.learner,
         temperature=config.sampling.temperature,
-        run_steps=config.loop.steps,
+        run_steps=config.loop.steps * config.learner.updates,
     )
 
 
@@ -143,7 +172,7 @@ def ranked(config: RunConfig, services: Services, ranks: Ranks) -> RankedLearner
         Path(services.model_directory),
         config.learner,
         temperature=config.sampling.temperature,
-        run_steps=config.loop.steps,
+        run_steps=config.loop.steps * config.learner.updates,
         ranks=ranks,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,13 +20,32 @@ from whippletree.types import Rollout, Struct
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+class UpdateMetrics(Struct):
+    """One of several updates of a batch; `rollouts`: those whose samples are in it. The others as in StepMetrics.
+
+    Example: UpdateMetrics(rollouts=24, tokens_trained=9100, loss=0.02, grad_norm=0.8, clip_fraction=0.01, ratio_max=1.4)
+    """
+
+    rollouts: int
+    tokens_trained: int
+    loss: float
+    grad_norm: float
+    clip_fraction: float
+    ratio_max: float
+    row_fill: float | None = None
+    learner: dict[str, float] = {}
+
+
 class StepMetrics(Struct):
-    """One update. Seconds are wall time of this process; rates are over rollouts with a reward. `trained_share`: trained tokens
-    of those sampled; `alarms`: what is wrong with the batch or the update, in sentences. `groups_without_signal`: groups that
-    the filters dropped, `groups_dropped` by filter and reason; `groups_by_source`: those that they kept. `samples_left_out`:
-    samples in no row, by cause, and `tokens_left_out` the tokens that they would have trained ("stale": wasted). `shaping`: by
-    how much each hook moved the mean reward (`reward_mean` is the verified one). `row_tokens` were computed for samples of
-    `sample_tokens`; no layout needs fewer than `distinct_tokens`. `learner`: the loss's own diagnostics (docs/learner.md).
+    """One batch and its update, or updates. Seconds are wall time of this process; rates are over rollouts with a reward.
+    `trained_share`: trained tokens of those sampled; `alarms`: what is wrong with the batch or the update, in sentences.
+    `groups_without_signal`: groups that the filters dropped, `groups_dropped` by filter and reason; `groups_by_source`:
+    those that they kept. `samples_left_out`: samples in no row, by cause, and `tokens_left_out` the tokens that they would
+    have trained ("stale": wasted). `shaping`: by how much each hook moved the mean reward (`reward_mean` is the verified
+    one). `row_tokens` were computed for samples of `sample_tokens`; no layout needs fewer than `distinct_tokens`. `learner`:
+    the loss's own diagnostics (docs/learner.md). Where the batch was spread over several `updates`, each is in there, and
+    the other fields are of all: tokens add up, `loss`, `clip_fraction` and `learner` are means over them, `grad_norm` and
+    `ratio_max` the largest. `teacher_failures`: rollouts that a teacher on a server did not score, by cause.
 
     Example: StepMetrics(step=0, policy_version=1, reward_mean=0.25, rollouts=64, failed=0, ...)
     """
@@ -68,6 +87,8 @@ class StepMetrics(Struct):
     tokens_left_out: dict[str, int] = {}
     groups_by_source: dict[str, int] = {}
     shaping: dict[str, float] = {}
+    updates: tuple[UpdateMetrics, ...] = ()
+    teacher_failures: dict[str, int] = {}
 
 
 class EvalMetrics(Struct):
@@ -121,6 +142,11 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def finite_ones(values: Mapping[str, float]) -> dict[str, float]:
+    """Those of the named values that are finite."""
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
 def mean(values: Iterable[float]) -> float | None:
     """Arithmetic mean; None over nothing."""
     found = list(values)
@@ -170,6 +196,8 @@ class Log:
             "tokens_left_out",
             "shaping",
             "learner",
+            "updates",
+            "teacher_failures",
         )
         rows = [
             msgspec.to_builtins(line)

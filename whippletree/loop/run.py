@@ -6,9 +6,10 @@
     ├── eval.jsonl         one line per evaluation               ├── logs/         one file per process
     └── summary.json       the run in one object                 └── report.html, report.png
 
-Order of one update, and why a kill at any point trains each rollout exactly once in the history of the weights:
-plan (rollout ids of this step, durable) → update in memory → checkpoint (atomic) → commit → publish. A restart loads the last
-checkpoint and replays, with the recorded rollouts, the steps that were planned after it.
+Order of one step, and why a kill at any point trains each rollout exactly once in the history of the weights:
+plan (rollout ids of this step, durable) → its update, or updates, in memory → checkpoint (atomic) → commit → publish. A restart
+loads the last checkpoint and replays, with the recorded rollouts, the steps that were planned after it. A checkpoint holds
+whole steps: one that was killed between two updates of a batch makes all of them again, from the weights before the first.
 Invariants (tests/loop/test_run.py):
 - no rollout is in two steps; a step planned before a crash is replayed with the same rollouts, to the same weights bit for bit;
 - a step is committed with the checkpoint that holds it, also when the process was killed between the two;
@@ -27,14 +28,15 @@ import msgspec
 
 from whippletree.errors import StoreError, WhippletreeError
 from whippletree.learner import checkpoint
-from whippletree.learner.learner import Learner
+from whippletree.learner.learner import BatchStats, Learner
 from whippletree.loop.batch import NEWEST, Batch, build_batch
 from whippletree.loop.collecting import Collector
 from whippletree.loop.config import RunConfig
 from whippletree.loop.evaluation import Evaluations, Heldout, evaluation_specs
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.groups import Progress, SourceTasks
-from whippletree.loop.metrics import Log, StepMetrics, finite
+from whippletree.loop.metrics import Log, StepMetrics, UpdateMetrics, finite, finite_ones
+from whippletree.loop.teacher import Teacher
 from whippletree.loop.watch import Watch
 from whippletree.protocols import Store
 from whippletree.store.retention import releasable
@@ -59,6 +61,7 @@ class Run:
         model_directory: Path,
         weights_directory: Path,
         missing: Callable[[], str] = str,
+        teacher: Teacher | None = None,
     ) -> None:
         """`missing`: which of those is not there whom rollouts need, in words ("" for none)."""
         self.config = config
@@ -74,7 +77,8 @@ class Run:
         self.watch = self._watch("train")
         self.records: dict[int, StepRecord] = {record.step: record for record in store.steps()}
         self.evaluations = Evaluations(self._watch("eval"), self.log, limit=config.loop.eval_limit)
-        self.collector = Collector(config, self.watch, sources, self.records, beside=self.evaluations.look)
+        self.teacher = teacher
+        self.collector = Collector(config, self.watch, sources, self.records, beside=self._beside)
         self._short: dict[str, str] = {}
         self.step = 0
         self._collected_since = time.time()
@@ -84,6 +88,12 @@ class Run:
     def _watch(self, purpose: Purpose) -> Watch:
         loop = self.config.loop
         return Watch(self.store, purpose, stall_limit=loop.stall_limit, missing=self._missing, peer_limit=loop.peer_limit)
+
+    def _beside(self) -> bool:
+        """What goes on while the loop waits for rollouts. True where evaluation rollouts have changed."""
+        if self.teacher is not None:
+            self.teacher.look(self.watch.rollouts)
+        return self.evaluations.look()
 
     @property
     def sampling(self) -> Sampling:
@@ -102,6 +112,8 @@ class Run:
             self._commit(found.name)  # of a save whose learner was killed before it could say so
         self.watch.refresh()
         self.evaluations.adopt()
+        if self.teacher is not None:
+            self.teacher.skip(name for record in self.records.values() for name in record.rollout_ids)
         while self.step in self.records:
             self._apply(self.records[self.step], seconds_collect=0.0, replayed=True)
         self.publish()
@@ -133,11 +145,14 @@ class Run:
 
     def collect(self, step: int, *, until: int, ahead: bool = True, oldest_first: bool = False) -> tuple[str, ...]:
         """Keep groups up to number `until` (exclusive) going and block until those of update `step` are complete, each source's
-        share of them; these are returned. `ahead`: start more where filters will drop some; `oldest_first`: take the groups
-        that were started first, instead of those that were complete first."""
+        share of them; these are returned, scored by the teacher where one is on a server. `ahead`: start more where filters
+        will drop some; `oldest_first`: take the groups that were started first, instead of those that were complete first."""
         self._collected_since = time.time()
         mixed = self.collector.collect(step, until=until, ahead=ahead, oldest_first=oldest_first)
         self._short = mixed.short
+        if self.teacher is not None:
+            groups = set(mixed.groups)
+            self.teacher.settle(one for one in self.watch.rollouts.values() if one.spec.group_id in groups)
         return mixed.groups
 
     def ready_groups(self) -> tuple[str, ...]:
@@ -153,7 +168,7 @@ class Run:
     # --- updating ----------------------------------------------------------------------------------------------------
 
     def update(self, step: int, groups: Sequence[str]) -> None:
-        """One update from these groups: plan, learn, checkpoint, commit, publish, log."""
+        """One step from these groups: plan, learn (one update, or several), checkpoint, commit, publish, log."""
         rollouts = sorted(
             rollout.spec.rollout_id for rollout in self.watch.rollouts.values() if rollout.spec.group_id in set(groups)
         )
@@ -178,12 +193,14 @@ class Run:
             traces=self.config.traces,
             max_staleness=NEWEST if self.config.loop.kind == "synchronous" else self.config.loop.max_staleness,
             values=None if self.learner.critic is None else self.learner.values,
+            taught=self.teacher is not None,
         )
         if not replayed:  # a resumed run goes on without them
             self._refuse_broken(record.step, batch)
         if events := batch.shaping_events(record.step, time.time()):
             self.store.append_events(events).result()
-        stats = self.learner.update(batch.rows)
+        found = self.learner.update_batch(batch.updates)
+        stats = found.whole
         self.step = record.step + 1
         metrics = StepMetrics(
             step=record.step,
@@ -201,7 +218,8 @@ class Run:
             seconds_update=time.time() - started,
             seconds_publish=0.0,
             replayed=replayed,
-            learner={name: value for name, value in stats.metrics.items() if finite(value) is not None},
+            learner=finite_ones(stats.metrics),
+            updates=_each_update(batch, found) if len(found.updates) > 1 else (),
             **{**batch.metrics(), "alarms": (*self._shares(), *batch.alarms, *stats.alarms)},
         )
         self.log.append("metrics", metrics)
@@ -276,3 +294,19 @@ class Run:
         """Evaluate and wait for it, so that the weights of `step` updates alone sample it."""
         self.begin_evaluation(step)
         self.finish_evaluations()
+
+
+def _each_update(batch: Batch, found: BatchStats) -> tuple[UpdateMetrics, ...]:
+    return tuple(
+        UpdateMetrics(
+            rollouts=len(plan.rollout_ids),
+            tokens_trained=stats.tokens,
+            loss=stats.loss,
+            grad_norm=stats.grad_norm,
+            clip_fraction=stats.clip_fraction,
+            ratio_max=stats.ratio_max,
+            row_fill=plan.fill if stats.rows else None,
+            learner=finite_ones(stats.metrics),
+        )
+        for plan, stats in zip(batch.plan.updates, found.updates, strict=True)
+    )

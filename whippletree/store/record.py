@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from whippletree.errors import AlignmentError, StoreError
 from whippletree.protocols import AttemptOutcome, PayloadStore
 from whippletree.store import leases, rows, schema, writes
@@ -29,6 +31,8 @@ from whippletree.types import (
     CallPayload,
     Event,
     EventPage,
+    Float32,
+    PayloadKey,
     QueueCount,
     QueueReport,
     Rollout,
@@ -262,6 +266,26 @@ class RecordStore:
                 f"the payload of call {call.call_id} was released", "its rollout was trained; only metadata is kept"
             )
         return self._payloads.get(call.payload)
+
+    def record_column(self, call: Call, name: str, values: Float32) -> Future[None]:
+        """Keep one more column of a recorded call, one number for each sampled token, durable when resolved. The first column
+        of a name stays. Raises (through the Future) StoreError when the call is unknown, and at once AlignmentError."""
+        if len(values) != call.sampled_tokens:
+            raise AlignmentError(
+                f"call {call.call_id}: {call.sampled_tokens} sampled tokens, and {len(values)} numbers of {name!r}",
+                "give one for each sampled token",
+            )
+        none = np.zeros(0, np.int32)
+        payload = CallPayload(prompt_delta=none, sampled_ids=none, logprobs=np.asarray(values, np.float32), messages_json=b"")
+        return self._writer.submit_with_payload(payload, lambda tx, key: writes.record_column(tx, call, name, key))
+
+    def columns(self, rollout_id: str, attempt: int, name: str) -> dict[str, Float32]:
+        """The columns of that name, by call_id, of an attempt's calls that have one. Raises StoreError when released."""
+        query = "SELECT call_id, released, record FROM call_columns WHERE rollout_id = ? AND attempt = ? AND name = ?"
+        found = self._read(query, rollout_id, attempt, name)
+        if any(released for _, released, _ in found):
+            raise StoreError(f"columns {name!r} of {rollout_id} were released", "its rollout was trained")
+        return {call_id: self._payloads.get(rows.decode(PayloadKey, record)).logprobs for call_id, _, record in found}
 
     def release(self, rollout_ids: Sequence[str]) -> int:
         """Give up the payloads of these rollouts (trained, or never to be), and delete segments that hold nothing else.

@@ -10,7 +10,7 @@ import msgspec
 from whippletree.errors import StoreError
 from whippletree.store.cursors import Order, cursor_of
 from whippletree.store.database import Connection, Row
-from whippletree.types import Attempt, Call, Cause, Event, EventPage, Rollout, RolloutPage, RolloutSpec, StepRecord
+from whippletree.types import Attempt, Call, Cause, Event, EventPage, PayloadKey, Rollout, RolloutPage, RolloutSpec, StepRecord
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -19,7 +19,7 @@ ATTEMPT = "record, sealed"
 CALL = "record, delivered"
 
 _DECODERS: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Attempt, Call, Cause, Event, RolloutSpec)
+    kind: msgspec.json.Decoder(kind) for kind in (Attempt, Call, Cause, Event, PayloadKey, RolloutSpec)
 }
 
 
@@ -103,6 +103,6 @@ def find_rollout(connection: Connection, rollout_id: str) -> Rollout:
 
 
 def wanted(connection: Connection, segment: str) -> bool:
-    """Whether a payload in this segment has not been released."""
-    query = "SELECT 1 FROM calls WHERE segment = ? AND released = 0 LIMIT 1"
-    return connection.execute(query, (segment,)).fetchone() is not None
+    """Whether a payload in this segment, or a column beside one, has not been released."""
+    query = "SELECT 1 FROM {} WHERE segment = ? AND released = 0 LIMIT 1"
+    return any(connection.execute(query.format(table), (segment,)).fetchone() for table in ("calls", "call_columns"))

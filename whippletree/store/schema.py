@@ -142,6 +142,20 @@ MIGRATIONS: Migrations = (
         "ALTER TABLE attempts ADD COLUMN expires {real}",
         "CREATE INDEX attempts_by_expiry ON attempts (expires) WHERE expires IS NOT NULL",
     ),
+    (
+        """CREATE TABLE call_columns (
+            call_id {text} NOT NULL,
+            name {text} NOT NULL,
+            rollout_id {text} NOT NULL,
+            attempt {integer} NOT NULL,
+            released {integer} NOT NULL DEFAULT 0,
+            segment {text} NOT NULL,
+            record {text} NOT NULL,
+            PRIMARY KEY (call_id, name)
+        ){clustered}""",
+        "CREATE INDEX call_columns_by_attempt ON call_columns (rollout_id, attempt, name)",
+        "CREATE INDEX call_columns_by_segment ON call_columns (segment) WHERE released = 0",
+    ),
 )
 
 

@@ -278,6 +278,17 @@ def _recorded(tx: Transaction, call: Call) -> Call:
     raise FencedError(f"call {call.call_id}: attempt {call.attempt} of {call.rollout_id} is {now}", "drop the call")
 
 
+def record_column(tx: Transaction, call: Call, name: str, key: PayloadKey) -> None:
+    """Keep a column of a recorded call. The first one of a name stays. Raises StoreError when the call is unknown."""
+    if tx.connection.execute("SELECT 1 FROM calls WHERE call_id = ?", (call.call_id,)).fetchone() is None:
+        raise StoreError(f"no call {call.call_id!r}", "record the call before a column of it")
+    tx.connection.execute(
+        "INSERT INTO call_columns (call_id, name, rollout_id, attempt, segment, record) VALUES (?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (call_id, name) DO NOTHING",
+        (call.call_id, name, call.rollout_id, call.attempt, key.segment, rows.encode(key)),
+    )
+
+
 def mark_delivered(tx: Transaction, call_id: str) -> None:
     """The harness has the whole reply; also after the attempt was sealed."""
     if tx.connection.execute("UPDATE calls SET delivered = 1 WHERE call_id = ?", (call_id,)).rowcount == 0:
@@ -285,8 +296,11 @@ def mark_delivered(tx: Transaction, call_id: str) -> None:
 
 
 def release(tx: Transaction, rollout_ids: Sequence[str]) -> int:
-    """Give up the payloads of these rollouts, all attempts. Returns how many."""
+    """Give up the payloads of these rollouts, all attempts, and the columns beside them. Returns how many payloads."""
     query = "UPDATE calls SET released = 1 WHERE rollout_id = ? AND released = 0"
+    for rollout_id in rollout_ids:
+        columns = "UPDATE call_columns SET released = 1 WHERE rollout_id = ? AND released = 0"
+        tx.connection.execute(columns, (rollout_id,))
     return sum(tx.connection.execute(query, (rollout_id,)).rowcount for rollout_id in rollout_ids)
 
 

@@ -1,7 +1,8 @@
 """What the tests wrote, as named scores; and what a task's scores are, given those of its steps. Pure.
 
 Invariants (tests/tasks/test_scores.py):
-- scores are finite numbers with names, at least one; anything else is a problem in words, never a number;
+- scores are finite numbers with names, at least one; anything else is a problem in words, never a number; so are rewards of
+  single calls, each of which is named once;
 - a step whose verifier failed makes the task's result a failure: no mean is taken over what is missing;
 - a step's least scores are reached only by scores that are there; a step that was not reached counts as 0.
 """
@@ -17,9 +18,10 @@ import msgspec
 from whippletree.errors import ConfigurationError, VerifierError
 from whippletree.tasks.reward import RewardExpression, reward_of
 from whippletree.tasks.task import Step, Task
-from whippletree.types import Cause, CauseClass, StepResult, VerifierResult
+from whippletree.types import CallReward, Cause, CauseClass, StepResult, VerifierResult
 
 REWARD_LIMIT = 65_536  # bytes of a reward file
+MOST_CALLS = 1_000_000  # a call's number is below
 
 
 class ScoreError(ValueError):
@@ -49,6 +51,36 @@ def scores_of_json(data: bytes, name: str) -> dict[str, float]:
         return _finite({key: float(value) for key, value in scores.items()}, name)
     except OverflowError as error:
         raise ScoreError(f"{name} holds a number that is too large") from error
+
+
+def rewards_of_calls(data: bytes, name: str) -> tuple[CallReward, ...]:
+    """Rewards of single calls: {"turns": {"0": 0.1}}, {"calls": {...}} or both, by number from 0. Raises ScoreError."""
+    _check_size(data, name)
+    wrong = f'{name} holds {data[:80]!r}, which is not of the form {{"turns": {{"0": number, ...}}}}'
+    try:
+        told = msgspec.json.decode(data, type=_CallRewards)
+        found = [CallReward(of="turn", number=_number(key), reward=value) for key, value in told.turns.items()]
+        found += [CallReward(of="call", number=_number(key), reward=value) for key, value in told.calls.items()]
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ScoreError(wrong) from error
+    if len({(one.of, one.number) for one in found}) < len(found):
+        raise ScoreError(f"{name} names a call twice")
+    _finite({f"{one.of} {one.number}": one.reward for one in found}, name)
+    return tuple(sorted(found, key=lambda one: (one.of, one.number)))
+
+
+class _CallRewards(msgspec.Struct, forbid_unknown_fields=True):
+    """What is in the file of rewards of single calls."""
+
+    turns: dict[str, float] = {}
+    calls: dict[str, float] = {}
+
+
+def _number(text: str) -> int:
+    """Raises ValueError where a text is no number of a call."""
+    if not (text.isascii() and text.isdecimal() and int(text[:9]) < MOST_CALLS and len(text) < 9):
+        raise ValueError(f"{text[:20]!r} is no number of a call")
+    return int(text)
 
 
 def _check_size(data: bytes, name: str) -> None:
@@ -94,12 +126,14 @@ def goes_on(step: Step, judged: VerifierResult) -> bool:
 def total(task: Task, judged: Sequence[VerifierResult], rule: RewardExpression | None) -> VerifierResult:
     """A task's result from those of the steps that were run, in order; each has scores, but the last may have a cause.
 
-    "mean": for each name the mean over all of the task's steps. "final": the last step's. A missing score, and every score of
-    a step that was not reached, counts 0: an agent gains nothing by not reaching it.
+    Rewards of single calls are those of all steps. "mean": for each name the mean over all of the task's steps. "final":
+    the last step's. A missing score, and every score of a step that was not reached, counts 0: an agent gains nothing by
+    not reaching it.
     """
     last = judged[-1]
     tampering = tuple(dict.fromkeys(found for result in judged for found in result.tampering))
-    whole = msgspec.structs.replace(last, tampering=tampering)
+    calls = {(one.of, one.number): one for result in judged for one in result.call_rewards}
+    whole = msgspec.structs.replace(last, tampering=tampering, call_rewards=tuple(calls[key] for key in sorted(calls)))
     if last.cause is not None:
         return whole
     several = len(task.steps)

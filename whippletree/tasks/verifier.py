@@ -26,7 +26,14 @@ from whippletree.errors import SandboxError
 from whippletree.protocols import ExecResult, Sandbox
 from whippletree.tasks.defence import TEST_ENVIRONMENT
 from whippletree.tasks.reward import RewardExpression
-from whippletree.tasks.scores import REWARD_LIMIT, ScoreError, rewarded, scores_of_json, scores_of_text
+from whippletree.tasks.scores import (
+    REWARD_LIMIT,
+    ScoreError,
+    rewarded,
+    rewards_of_calls,
+    scores_of_json,
+    scores_of_text,
+)
 from whippletree.tasks.task import Step, Task
 from whippletree.types import Cause, CauseClass, VerifierResult
 
@@ -34,6 +41,7 @@ TESTS = "/tests"
 LOGS = "/logs/verifier"
 REWARD_TEXT = "/logs/verifier/reward.txt"
 REWARD_JSON = "/logs/verifier/reward.json"
+REWARDS_OF_CALLS = "/logs/verifier/call_rewards.json"
 OUTPUT_TAIL = 2_000  # characters
 TRANSFER_LIMIT = 10.0  # seconds that copying in and reading out may take, together, beyond the tests' own limit
 
@@ -175,9 +183,12 @@ async def _read_scores(sandbox: Sandbox, result: ExecResult) -> VerifierResult:
         if text is None and named is None:
             return _no_reward(result, f"the tests wrote neither {REWARD_TEXT} nor {REWARD_JSON}", "read the tests' output")
         scores = scores_of_text(text, REWARD_TEXT) if text is not None else scores_of_json(named or b"", REWARD_JSON)
+        of_calls = await sandbox.read(REWARDS_OF_CALLS, REWARD_LIMIT + 1)
+        calls = () if of_calls is None else rewards_of_calls(of_calls, REWARDS_OF_CALLS)
     except ScoreError as error:
         return _no_reward(result, str(error), "let the tests write finite numbers")
-    return VerifierResult(reward=None, scores=scores, exit_code=result.exit_code, output=result.output[-OUTPUT_TAIL:])
+    output = result.output[-OUTPUT_TAIL:]
+    return VerifierResult(reward=None, scores=scores, exit_code=result.exit_code, output=output, call_rewards=calls)
 
 
 def _failed(cause: CauseClass, message: str, next_step: str) -> VerifierResult:

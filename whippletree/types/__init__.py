@@ -27,6 +27,7 @@ from whippletree.types.engines import (
 from whippletree.types.messages import ChatRequest, Media, Message, ParsedMessage, RequestedSampling, ToolCall, ToolSpec
 from whippletree.types.rollouts import (
     Attempt,
+    CallReward,
     Cause,
     CauseClass,
     Event,
@@ -53,6 +54,7 @@ __all__ = [
     "Bool",
     "Call",
     "CallPayload",
+    "CallReward",
     "CallTimes",
     "Cause",
     "CauseClass",

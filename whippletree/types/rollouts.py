@@ -50,6 +50,18 @@ class Cause(Struct):
     step: str = ""
 
 
+class CallReward(Struct):
+    """What one call of an attempt earned by itself, beside the rollout's reward. `of` says how `number` counts, from 0: "call"
+    the attempt's calls as they are recorded, "turn" those of the main conversation whose reply the harness had.
+
+    Example: CallReward(of="turn", number=2, reward=0.1)
+    """
+
+    of: Literal["call", "turn"]
+    number: int
+    reward: float
+
+
 class StepResult(Struct):
     """How one step of a task with several was judged. `reward` None means that its verifier failed. `exit_status`: the
     harness's own word for its end in this step; `cause`: why the agent, or the verifier, did not come to its end.
@@ -69,6 +81,7 @@ class VerifierResult(Struct):
     `scores` are its named scores; they are combined only by an explicit rule: `expression` is the one of the configuration
     that gave the reward ("" for none: the score named "reward", or the only one). `tampering`: what the agent had left where
     only the tests write; it counted for nothing. `steps`: the results of a task's steps, as far as they were run.
+    `call_rewards`: what single calls earned besides (batching.advantages.estimator = "per-call" uses them).
 
     Example: VerifierResult(reward=0.9, scores={"correct": 1.0, "style": 0.5}, expression="0.8 * correct + 0.2 * style")
     """
@@ -81,6 +94,7 @@ class VerifierResult(Struct):
     tampering: tuple[str, ...] = ()
     expression: str = ""
     steps: tuple[StepResult, ...] = ()
+    call_rewards: tuple[CallReward, ...] = ()
 
 
 class RolloutSpec(Struct):

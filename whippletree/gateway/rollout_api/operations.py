@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from whippletree.gateway.rollout_api.wire import (
+    CallRewardData,
     CancelRollouts,
     CreateRollouts,
     EventDraft,
@@ -201,7 +202,9 @@ PATH_PARAMETERS = {
 def document(version: str) -> dict[str, Any]:
     """The OpenAPI document."""
     structs = [kind for operation in OPERATIONS for kind in (operation.body, operation.reply) if kind is not None]
-    _, schemas = msgspec.json.schema_components([*structs, ProblemBody], ref_template="#/components/schemas/{name}")
+    _, schemas = msgspec.json.schema_components(
+        [*structs, CallRewardData, ProblemBody], ref_template="#/components/schemas/{name}"
+    )
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)

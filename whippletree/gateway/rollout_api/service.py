@@ -9,7 +9,7 @@ What blocks: the store; an update that ends an attempt, until its calls are reco
 Invariants (tests/gateway/test_rollout_api.py):
 - each operation, repeated, changes nothing more; what an older attempt says changes nothing and is told so (409, "fenced");
 - an update to the state that a rollout has is accepted, one that its state machine has not is refused with the reason (409);
-- a reward is finite and was sent: with the update, or by the last reward event of the same attempt;
+- a reward was sent: with the update, or by events of the same attempt (rollout_api/rewards.py);
 - no call of an attempt is accepted once the attempt has ended or its rollout was cancelled;
 - whatever an attempt sends renews its lease; a lease that ran out ends the attempt once, however many gateways look
   (tests/gateway/test_rollout_api_leases.py).
@@ -29,6 +29,7 @@ import msgspec
 
 from whippletree.errors import ConflictError, RequestError, StoreError
 from whippletree.gateway.keys import AttemptKey
+from whippletree.gateway.rollout_api.rewards import check_event, result_of
 from whippletree.gateway.rollout_api.wire import (
     CancelRollouts,
     CreateRollouts,
@@ -62,7 +63,6 @@ T = TypeVar("T")
 LONGEST_WAIT = 60.0  # seconds
 LOOKS = (0.02, 0.05, 0.1, 0.25)  # seconds between looks of a listing that waits; the last one again and again
 PHASE = "agent"  # in which an external rollout fails: it has no other
-REWARD = "reward"  # kind of the events that carry one
 MODEL_REQUEST = "model_request"  # kind of the events that stand for calls
 WORKER = "api"  # who runs a rollout, where nobody says so
 FOLLOW_PAUSE = 0.5  # seconds
@@ -162,28 +162,25 @@ class RolloutService:
         return msgspec.structs.replace(report, cause=Cause(cause=update.cause, phase=PHASE, message=message))
 
     async def _reward(self, rollout: Rollout, attempt: int, update: RolloutUpdate) -> VerifierResult:
-        if update.reward is not None:
-            return _result(update.reward, update.scores)
-        if rollout.state == "succeeded" and rollout.reward is not None:  # said before
+        if update.reward is None and rollout.state == "succeeded" and rollout.reward is not None:  # said before
             return VerifierResult(reward=rollout.reward)
         events = await asyncio.to_thread(self._store.events, rollout.spec.rollout_id)
-        rewards = [event for event in events if event.kind == REWARD and event.attempt == attempt]
-        if not rewards:
+        found = result_of(update, [event for event in events if event.attempt == attempt])
+        if found is None:
             raise RequestError(
                 f"no reward was sent for attempt {attempt} of {rollout.spec.rollout_id}",
                 "send it with the update, or a reward event before it; where there is none, report failed",
                 status=409,
                 code="no_reward",
             )
-        return _result(*_read_reward(rewards[-1].data))
+        return found
 
     async def append(self, rollout_id: str, attempt: int, draft: EventDraft) -> EventReceipt:
         """Write an event of the current attempt; the same id again changes nothing. Raises RequestError (400, 404, 409)."""
         rollout = await self.get(rollout_id)
         if draft.kind == MODEL_REQUEST:
             raise RequestError("calls are recorded by the gateway alone", "choose another kind")
-        if draft.kind == REWARD:
-            _result(*_read_reward(draft.data))
+        check_event(draft.kind, draft.data)
         event_id = f"{rollout_id}/{attempt}/{draft.event_id or secrets.token_hex(8)}"
         if attempt != rollout.attempt or attempt == 0 or ran_out(rollout.cause) or cancelled(rollout):
             raise await self._fenced(rollout, attempt)
@@ -362,20 +359,6 @@ def _model_request(node: Node) -> Event:
             "not_trainable": node.excluded,
         },
     )
-
-
-def _read_reward(data: dict[str, Any]) -> tuple[float, dict[str, float]]:
-    """What a reward event says. Raises RequestError (400)."""
-    try:
-        return msgspec.convert(data.get("reward"), float), msgspec.convert(data.get("scores", {}), dict[str, float])
-    except msgspec.ValidationError as error:
-        raise RequestError(f"a reward event has no number: {error}", 'send {"reward": 1.0}') from error
-
-
-def _result(reward: float, scores: dict[str, float]) -> VerifierResult:
-    if not all(map(math.isfinite, (reward, *scores.values()))):
-        raise RequestError("a reward or a score is not finite", "report failed where the verifier failed")
-    return VerifierResult(reward=reward, scores=scores or {REWARD: reward})
 
 
 def conflict(error: ConflictError) -> RequestError:

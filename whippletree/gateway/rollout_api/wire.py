@@ -121,7 +121,7 @@ class Lease(Struct, omit_defaults=False):
 
 class EventDraft(Struct, forbid_unknown_fields=True):
     """Something that happened. `event_id` is the sender's: the same again is not written twice. `kind` "reward" carries
-    {"reward": number}.
+    {"reward": number}, "call_reward" what CallRewardData has.
 
     Example: EventDraft(event_id="reward", kind="reward", data={"reward": 1.0})
     """
@@ -130,6 +130,18 @@ class EventDraft(Struct, forbid_unknown_fields=True):
     event_id: Name = ""
     time: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     data: dict[str, Any] = {}
+
+
+class CallRewardData(Struct, forbid_unknown_fields=True):
+    """What an event of kind "call_reward" carries: what one call of the attempt earned by itself. `call` is its number among
+    all calls of the attempt, `turn` that among those of the main conversation whose reply was had, from 0. One is given.
+
+    Example: CallRewardData(call=3, reward=0.1)
+    """
+
+    reward: float
+    call: Annotated[int, msgspec.Meta(ge=0, le=999_999)] | None = None
+    turn: Annotated[int, msgspec.Meta(ge=0, le=999_999)] | None = None
 
 
 class EventReceipt(Struct, omit_defaults=False):
