@@ -11,7 +11,7 @@ import msgspec
 
 from whippletree.configuration import apply_override, convert, dump, load
 from whippletree.errors import ConfigurationError
-from whippletree.loop.config import RunConfig
+from whippletree.loop.config import HarnessSection, RunConfig
 from whippletree.loop.layout import Layout
 from whippletree.protocols import Store
 from whippletree.store import open_store
@@ -24,7 +24,9 @@ def add_commands(commands: Any) -> None:
     _add_harness(commands)
     _add_config(commands)
     _add_rollouts(commands)
-    report = commands.add_parser("report", help="write report.html and report.png of a run")
+    report = commands.add_parser(
+        "report", help="write report.html and report.png of a run, or tables and picture of a grid"
+    )
     report.add_argument("run_dir", type=Path)
     report.set_defaults(run=_report)
 
@@ -94,14 +96,19 @@ def _config_check(arguments: argparse.Namespace) -> int:
 
 def load_run_file(path: Path, overrides: Sequence[str]) -> RunConfig:
     """A run file, with the settings of its harnesses and of its loss checked too. Raises ConfigurationError."""
-    from whippletree.harnesses.config import SETTINGS
-
     config = load(RunConfig, path, overrides)
     config.learner.check(config.loop.steps)
-    for number, source in enumerate(config.sources):
-        if source.harness.name in SETTINGS:
-            convert(SETTINGS[source.harness.name], source.harness.settings, f"{path}: sources.{number}.harness.settings")
+    check_harnesses([source.harness for source in config.sources], f"{path}: sources", "harness.settings")
     return config
+
+
+def check_harnesses(sections: Sequence[HarnessSection], origin: str, key: str) -> None:
+    """The settings of shipped harnesses are right. Raises ConfigurationError that names origin, number and key."""
+    from whippletree.harnesses.config import SETTINGS
+
+    for number, section in enumerate(sections):
+        if section.name in SETTINGS:
+            convert(SETTINGS[section.name], section.settings, f"{origin}.{number}.{key}")
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
@@ -217,8 +224,12 @@ def _rollouts_shell(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from whippletree.cli.grid import report_grid
+    from whippletree.loop.grid.running import GridLayout
     from whippletree.ui.report import write_report
 
+    if GridLayout(arguments.run_dir).config.is_file():
+        return report_grid(arguments.run_dir)
     page, picture = write_report(arguments.run_dir)
     print(f"{page}\n{picture}")
     return 0

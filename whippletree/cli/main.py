@@ -2,6 +2,7 @@
 
     train RUN.toml          everything on this machine: engine, gateway, controller, learner
     eval RUN.toml           held-out tasks only
+    eval GRID.toml          models x harnesses x tasks (a file with [grid])
     gateway | engine | controller | learner --run-dir DIR    one process of a run
     tasks make | list | validate | show | check | run
     harness list | show             config show | check
