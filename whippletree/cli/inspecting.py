@@ -24,9 +24,7 @@ def add_commands(commands: Any) -> None:
     _add_harness(commands)
     _add_config(commands)
     _add_rollouts(commands)
-    report = commands.add_parser(
-        "report", help="write report.html and report.png of a run, or tables and picture of a grid"
-    )
+    report = commands.add_parser("report", help="write report.html and report.png of a run, or tables and picture of a grid")
     report.add_argument("run_dir", type=Path)
     report.set_defaults(run=_report)
 

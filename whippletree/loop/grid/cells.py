@@ -60,7 +60,8 @@ class Cell(Struct, omit_defaults=False):
 
     `turns`: model requests that sampled something; `tool_calls`: those that the model made in them (a harness that reads
     commands out of text has none). `prompt_tokens` were fed, `cached_tokens` of them not computed anew; with a chat API all
-    counts are its own. `seconds`: of the whole attempt, `agent_seconds` of the harness's work. `breaks`: broken prefixes by cause.
+    counts are its own. `seconds`: of the whole attempt, `agent_seconds` of the harness's work. `breaks`: broken prefixes by
+    cause.
 
     Example: Cell(model="tiny", harness="mini-text", source="trail", task_id="trail-2-0-17", sample=0,
                   rollout_id="trail.mini-text-trail-2-0-17-00", state="succeeded", reward=1.0, passed=True)
