@@ -7,6 +7,7 @@
     tasks make | list | validate | show | check | run
     harness list | show             config show | check
     rollouts list | show | export | reconcile | shell
+    export sft RUN_DIR...           sft SFT.toml | RUN_DIR...
     report DIR                version
 
 Invariants (tests/cli/test_cli.py):
@@ -23,7 +24,7 @@ import sys
 from collections.abc import Sequence
 
 from whippletree import __version__
-from whippletree.cli import inspecting, services, tasks, training
+from whippletree.cli import inspecting, services, sft, tasks, training
 from whippletree.errors import WhippletreeError
 
 
@@ -35,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     services.add_commands(commands)
     tasks.add_commands(commands)
     inspecting.add_commands(commands)
+    sft.add_commands(commands)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_print_version)
     return parser

@@ -27,10 +27,10 @@ from whippletree.batching.config import PackingConfig
 from whippletree.batching.prepare import sweep_stale
 from whippletree.learner.config import LearnerConfig
 from whippletree.learner.rows import Row, build_row
-from whippletree.loop.credit import Values, call_numbers, credited, shaped_rewards
+from whippletree.loop.credit import Values, credited, shaped_rewards
 from whippletree.loop.metrics import mean
 from whippletree.protocols import Store
-from whippletree.traces import Funnel, Trace, TracesConfig, add_funnels, alarm, build_samples, funnel, load_trace
+from whippletree.traces import Funnel, Trace, TracesConfig, add_funnels, alarm, build_samples, call_numbers, funnel, load_trace
 from whippletree.types import Call, Event, Rollout, Sample
 
 ALARMS_NAMED = 3
