@@ -2,7 +2,7 @@
 
 eval ─► grid directory ─► model by model (loop/grid/running.py) ─► tables in the terminal, CSV, JSON lines, picture
 
-Invariants (tests/cli/test_cli_grid.py):
+Invariants (tests/loop/test_grid_running.py):
 - the same command again goes on where it was stopped, and says so; --overwrite begins anew;
 - status 0: every cell was judged; 1: some are invalid or missing; 130: it was stopped.
 """

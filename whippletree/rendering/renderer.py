@@ -4,7 +4,7 @@
     recorded ids + encode(what the template adds)        bridge (recorded ids are compared as bytes, never decoded)
     sampled ids ─► codec ─► parser ─► message            parser
 
-Invariants (tests/rendering/test_rendering_renderer.py):
+Invariants (tests/rendering/test_rendering_renderer.py, test_rendering_completion.py):
 - bridge, policy "exact": the text of the recorded ids and of those it gives is the text that render gives;
 - bridge, policy "keep": it gives ids wherever "exact" does; policy "engine": it gives none;
 - a completion, behind its prompt, is the text that the template gives the conversation with the reply, and parses to the reply;
@@ -71,11 +71,15 @@ class ChatRenderer:
 
     def _checked(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """The text, made anew: what goes on from a recorded call is asked for once."""
+        self._refuse_calls(messages)
+        return self.template.render(self._fitting(messages), tools, generation_prompt=True)
+
+    def _refuse_calls(self, messages: Sequence[Message]) -> None:
+        """Raises RequestError for tool calls where the template would leave them out."""
         if not self.layout.shows_calls and any(message.tool_calls for message in messages):
             raise RequestError(
                 "this model's chat template leaves tool calls out", "use a harness without tool calls or another template"
             )
-        return self.template.render(self._fitting(messages), tools, generation_prompt=True)
 
     def bridge(self, recorded: Recorded, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
         """The ids that follow the recorded ones; None where the policy forbids it. Only the new part is encoded."""
@@ -92,7 +96,9 @@ class ChatRenderer:
 
     def completion(self, messages: Sequence[Message], reply: Message, tools: Sequence[ToolSpec]) -> list[int] | None:
         """Ids of a reply as this template writes it behind the prompt of `render`, up to the token that ends the turn; None
-        where the template writes the prompt otherwise once the reply is there, or no such token after it."""
+        where the template writes the prompt otherwise once the reply is there, or no such token after it. Raises RequestError.
+        """
+        self._refuse_calls([reply])
         prompt = self.text(messages, tools)
         whole = self.template.render(self._fitting([*messages, reply]), tools, generation_prompt=False)
         if not whole.startswith(prompt):

@@ -130,13 +130,14 @@ def split(encoded: Encoded, share: float, seed: int) -> tuple[list[str], list[st
 
 
 def updates(encoded: Encoded, names: Sequence[str], *, epochs: int, batch_tokens: int, seed: int) -> list[list[str]]:
-    """Names of the samples of each update, epoch by epoch."""
+    """Names of the samples of each update, epoch by epoch. What is left at the end of an epoch is an update of its own; where
+    it is less than half of one, it is part of the last."""
     by_rollout: dict[str, list[str]] = defaultdict(list)
     for name in names:
         by_rollout[encoded.samples[name].rollout_id].append(name)
     found: list[list[str]] = []
     for epoch in range(epochs):
-        order = sorted(by_rollout)
+        order, begun = sorted(by_rollout), len(found)
         random.Random(f"{seed}/{epoch}").shuffle(order)
         batch: list[str] = []
         tokens = 0
@@ -146,6 +147,8 @@ def updates(encoded: Encoded, names: Sequence[str], *, epochs: int, batch_tokens
             if tokens >= batch_tokens:
                 found.append(batch)
                 batch, tokens = [], 0
-        if batch:
+        if batch and 2 * tokens < batch_tokens and len(found) > begun:
+            found[-1] += batch
+        elif batch:
             found.append(batch)
     return found
