@@ -104,6 +104,7 @@ def _sft(arguments: argparse.Namespace) -> int:
     model = _model(config, data)
     view = SftView(console)
     run = SftRun(config, directory, data=data, model_directory=model, tell=view.line)
+    write_atomically(directory / CONFIG, dump(config).encode())
     left = "".join(f"; left out: {count} x {reason}" for reason, count in run.encoded.dropped.items())
     console.out(f"{len(run.learned)} examples to learn from, {len(run.held)} held out, {len(run.batches)} updates{left}")
     summary = run.run()
@@ -128,7 +129,7 @@ def _open(arguments: argparse.Namespace) -> tuple[SftConfig, Path]:
         if not arguments.overwrite:
             raise ConfigurationError(f"{directory} holds a fine-tuning", "go on with --resume, or give --overwrite")
         shutil.rmtree(directory)
-    write_atomically(directory / CONFIG, dump(config).encode())
+    shutil.rmtree(directory / "data", ignore_errors=True)  # of one that ended before it began
     return config, directory
 
 
@@ -145,11 +146,15 @@ def _read(data: Sequence[Path], overrides: Sequence[str]) -> SftConfig:
 
 
 def _exports(config: SftConfig, directory: Path) -> list[str]:
-    """The exports to learn from; of runs one is made, unless an interrupted fine-tuning has made it already."""
+    """The exports to learn from; of runs one is made, unless an interrupted fine-tuning has made it already. Raises
+    ConfigurationError."""
+    from whippletree.loop.sft.encoding import data_files
+
     found: list[str] = []
     for number, name in enumerate(config.data):
         path = Path(name).expanduser()
         if not (Layout(path).store.is_dir() or GridLayout(path).config.is_file()):
+            data_files([name])
             found.append(name)
             continue
         target = directory / "data" / f"{number:02d}"
