@@ -4,7 +4,7 @@
 
 Invariants (tests/ui/test_grid_view.py):
 - the time left is extrapolated from cells that were run in this process, and absent before the first;
-- without a terminal there is one line per stage, and one per tenth of a model's cells, never one per look;
+- without a terminal there is one line per stage, and one per tenth of the grid's cells, never one per look;
 - a table shows every model and harness of the grid, also those without a cell.
 """
 
@@ -25,6 +25,7 @@ from whippletree.ui.panel import clock
 
 BAR_WIDTH = 40
 TENTHS = 10
+MOST_GAPS = 24  # differences in the terminal
 
 
 def time_left(ran: int, left: int, seconds: float) -> float | None:
@@ -74,8 +75,9 @@ class GridView:
     def begin(self, model: str, *, total: int, done: int) -> None:
         """A model's turn."""
         self._ran += self._here
-        self._here, self._tenth, self._base = 0, 0, done
+        self._here, self._base = 0, done
         self._models[model] = done
+        self._tenth = self._tenths()
         self._counts = (0, 0)
         self.say(f"{model}: {total - done} of {total} cells to run")
 
@@ -83,10 +85,12 @@ class GridView:
         """Where the cells that this process runs stand."""
         self._here, self._counts = done, (passed, invalid)
         self._models[model] = self._base + done
-        tenth = TENTHS * self.done // max(1, self.total)
-        if self._live is None and tenth > self._tenth:
-            self._tenth = tenth
+        if self._live is None and self._tenths() > self._tenth:
+            self._tenth = self._tenths()
             self.console.out(f"{model}: {self._line()}", highlight=False)
+
+    def _tenths(self) -> int:
+        return TENTHS * self.done // max(1, self.total)
 
     def render(self) -> RenderableType:
         """The live view."""
@@ -108,10 +112,14 @@ def print_results(results: Results, console: Console) -> None:
         blocks = [block for block in results.blocks if block.source == source]
         title = f"{results.name}: {'every task' if source == ALL else source}, {results.confidence:.0%} intervals over tasks"
         console.print(_blocks(title, blocks))
-    _notes(results, console)
+    for model, reason in results.failed.items():
+        console.print(Text(printable(f"{model} could not be evaluated: {reason}"), style="red"))
     gaps = [gap for gap in results.differences if gap.source == ALL]
     if gaps:
-        console.print(_differences(f"differences of pass@1, paired by task, {results.confidence:.0%} intervals", gaps))
+        title = f"differences of pass@1, paired by task, {results.confidence:.0%} intervals"
+        console.print(_differences(title, gaps[:MOST_GAPS]))
+        if len(gaps) > MOST_GAPS:
+            console.print(Text(f"{len(gaps) - MOST_GAPS} more are in differences.csv", style="dim"))
 
 
 def _blocks(title: str, blocks: list[Block]) -> Table:
@@ -119,8 +127,9 @@ def _blocks(title: str, blocks: list[Block]) -> Table:
     table = Table(title=printable(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in ("model", "harness"):
         table.add_column(name, no_wrap=True)
-    heads = ("passed", "pass@1", *(f"pass@{k}" for k in ks), "invalid", "turns", "tools/solved", "sampled/solved")
-    for name in (*heads, "processed/solved", "seconds", "breaks"):
+    incomplete = any(block.valid < block.cells for block in blocks)
+    heads = ("passed", "pass@1", *(f"pass@{k}" for k in ks), "invalid", *(("of all",) if incomplete else ()))
+    for name in (*heads, "turns", "tools/solved", "sampled/solved", "processed/solved", "seconds", "breaks"):
         table.add_column(name, justify="right", no_wrap=True)
     for block in blocks:
         missing = f" ({block.missing} missing)" if block.missing else ""
@@ -130,7 +139,8 @@ def _blocks(title: str, blocks: list[Block]) -> Table:
             f"{block.passed}/{block.valid}{missing}",
             rate_text(block.rate),
             *(rate_text(block.pass_at.get(k)) for k in ks),
-            str(block.invalid) if block.invalid else "–",
+            printable(", ".join(f"{count} {cause}" for cause, count in block.causes.items())) or "–",
+            *((f"{block.rate_of_all:.2f}",) if incomplete else ()),
             number_text(block.turns),
             cost_text(block.tool_calls_per_solved),
             cost_text(block.sampled_per_solved),
@@ -139,17 +149,6 @@ def _blocks(title: str, blocks: list[Block]) -> Table:
             str(sum(block.breaks.values())) if block.breaks else "–",
         )
     return table
-
-
-def _notes(results: Results, console: Console) -> None:
-    """Why cells are invalid, and models were given up."""
-    for block in results.blocks:
-        if block.source == ALL and block.causes:
-            causes = ", ".join(f"{count} x {cause}" for cause, count in block.causes.items())
-            told = f"{block.model} in {block.harness}: invalid cells: {causes}; passed of all wanted: {block.rate_of_all:.2f}"
-            console.print(Text(printable(told), style="yellow"))
-    for model, reason in results.failed.items():
-        console.print(Text(printable(f"{model} could not be evaluated: {reason}"), style="red"))
 
 
 def _differences(title: str, gaps: list[Difference]) -> Table:

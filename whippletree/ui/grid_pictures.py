@@ -18,7 +18,10 @@ from whippletree.ui.plots import FAINT, INK, style
 CELL_WIDTH, CELL_HEIGHT = 2.0, 0.8  # inches
 LEAST_WIDTH, LABELS, BARS_HEIGHT = 9.0, 2.6, 4.2
 COLOURS = ("#1f5fbf", "#c2660c", "#2f8f5b", "#8a4fa8", "#b23a48", "#5b6675", "#b8932b", "#2b8ca3")
+MAP = ("#f6f8fb", "#5b93de")  # light enough for INK
+LEGEND_WIDTH = 2.4  # inches of an entry
 LONGEST = 18  # characters of a name on an axis
+WIDEST_BAR = 0.35
 
 
 def draw_grid(results: Results, path: Path) -> Path:
@@ -50,7 +53,7 @@ def make_figure(results: Results) -> Any:
         figure.suptitle(f"{results.name}: {tasks} tasks, {total} rollouts judged", fontsize=16, fontweight="bold")
         above, below = figure.subplots(2, 1, height_ratios=(upper, BARS_HEIGHT))
         _map(above, results)
-        _bars(below, results)
+        _bars(below, results, columns=max(1, int((width - LABELS) / LEGEND_WIDTH)))
         figure.canvas.draw()
     return figure
 
@@ -58,8 +61,7 @@ def make_figure(results: Results) -> Any:
 def _map(axis: Any, results: Results) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
-    colours = LinearSegmentedColormap.from_list("grid", ["#f4f7fb", "#1f5fbf"])
-    colours.set_bad("#ffffff")
+    colours = LinearSegmentedColormap.from_list("grid", MAP).with_extremes(bad="#ffffff")
     values = [[_rate(results.block(model, harness)) for harness in results.harnesses] for model in results.models]
     axis.imshow(values, cmap=colours, vmin=0.0, vmax=1.0, aspect="auto")
     axis.set_title("pass@1 with interval; passed of judged", pad=12)
@@ -70,10 +72,9 @@ def _map(axis: Any, results: Results) -> None:
     for row, model in enumerate(results.models):
         for column, harness in enumerate(results.harnesses):
             block = results.block(model, harness)
-            ink = "#ffffff" if block.rate is not None and block.rate.value > 0.5 else INK
             lines = cell_lines(block)
-            axis.text(column, row - 0.12, lines[0], ha="center", va="center", color=ink, fontsize=13, fontweight="bold")
-            axis.text(column, row + 0.24, lines[1], ha="center", va="center", color=ink, fontsize=9)
+            axis.text(column, row - 0.12, lines[0], ha="center", va="center", color=INK, fontsize=13, fontweight="bold")
+            axis.text(column, row + 0.24, lines[1], ha="center", va="center", color=INK, fontsize=9)
 
 
 def cell_lines(block: Block) -> tuple[str, str]:
@@ -88,10 +89,10 @@ def _rate(block: Block) -> float:
     return float("nan") if block.rate is None else block.rate.value
 
 
-def _bars(axis: Any, results: Results) -> None:
+def _bars(axis: Any, results: Results, *, columns: int) -> None:
     count = len(results.models)
-    width = 0.8 / count
-    axis.set_title(f"pass@1 by harness ({results.confidence:.0%} intervals over tasks)", pad=34)
+    width = min(0.8 / count, WIDEST_BAR)
+    axis.set_title(f"pass@1 by harness ({results.confidence:.0%} intervals over tasks)", pad=14 + 20 * -(-count // columns))
     for number, model in enumerate(results.models):
         colour = COLOURS[number % len(COLOURS)]
         named = False
@@ -111,7 +112,7 @@ def _bars(axis: Any, results: Results) -> None:
     axis.tick_params(axis="x", length=0)
     axis.grid(axis="y")
     if axis.get_legend_handles_labels()[0]:
-        axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=max(1, min(count, 5)), fontsize=11, borderaxespad=0.2)
+        axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=min(count, columns), fontsize=11, borderaxespad=0.2)
 
 
 def short(name: str) -> str:
