@@ -86,3 +86,17 @@ def test_what_cannot_be_done_says_what_to_do(run: Path, tmp_path: Path, capsys: 
     ):
         assert main(arguments) == 2, arguments
         assert said in capsys.readouterr().err
+
+
+def test_grid_and_sft_files_can_be_checked_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    grid = Path(__file__).parents[2] / "examples" / "grid" / "grid.toml"
+    tuning = tmp_path / "sft.toml"
+    tuning.write_text('data = ["x"]\n')
+    for file, part in ((grid, "[[harnesses]]"), (tuning, "[export]")):
+        assert main(["config", "check", str(file)]) == 0
+        assert main(["config", "show", str(file)]) == 0
+        assert part in capsys.readouterr().out
+    assert main(["config", "check", str(grid), "--set", "grid.sample=3"]) == 2
+    assert "did you mean grid.samples?" in capsys.readouterr().err
+    assert main(["config", "check", str(grid), "--set", "harnesses.0.harness.settings.mod=1"]) == 2
+    assert "harnesses.0.harness.settings" in capsys.readouterr().err

@@ -32,12 +32,15 @@ def is_grid(arguments: argparse.Namespace) -> bool:
     """Whether `eval` was given a grid: its file has a table [grid], or its directory has been one."""
     if arguments.resume is not None:
         return GridLayout(arguments.resume).config.is_file()
-    if arguments.run_file is None:
-        return False
+    return arguments.run_file is not None and holds(arguments.run_file, "grid")
+
+
+def holds(path: Path, table: str) -> bool:
+    """Whether a TOML file has this table at its top. One that cannot be read has none: whoever loads it says what is wrong."""
     try:
-        return "grid" in tomllib.loads(arguments.run_file.read_text(encoding="utf-8"))
+        return table in tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return False  # whoever loads the file as a run says what is wrong with it
+        return False
 
 
 def load_grid_file(path: Path, overrides: Sequence[str]) -> GridConfig:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from whippletree.configuration import apply_override, convert, dump, load
+from whippletree.configuration import Config, apply_override, convert, dump, load
 from whippletree.errors import ConfigurationError
 from whippletree.loop.config import HarnessSection, RunConfig
 from whippletree.loop.layout import Layout
@@ -64,7 +64,7 @@ def _harness_show(arguments: argparse.Namespace) -> int:
 
 
 def _add_config(commands: Any) -> None:
-    config = commands.add_parser("config", help="show or check a run file").add_subparsers(dest="action", required=True)
+    config = commands.add_parser("config", help="show or check a file").add_subparsers(dest="action", required=True)
     show = config.add_parser("show", help="print every key with its documentation")
     show.add_argument("run_file", type=Path, nargs="?", help="a run file; left out: the defaults")
     check = config.add_parser("check", help="load it and say whether it is right")
@@ -75,8 +75,9 @@ def _add_config(commands: Any) -> None:
 
 
 def _config_show(arguments: argparse.Namespace) -> int:
+    config: Config
     if arguments.run_file is not None:
-        config = load_run_file(arguments.run_file, arguments.overrides)
+        config = load_any_file(arguments.run_file, arguments.overrides)
     else:
         data: dict[str, Any] = {"sources": [{"name": "trail", "tasks": {"kind": "trail"}}]}
         for item in arguments.overrides:
@@ -87,9 +88,23 @@ def _config_show(arguments: argparse.Namespace) -> int:
 
 
 def _config_check(arguments: argparse.Namespace) -> int:
-    load_run_file(arguments.run_file, arguments.overrides)
+    load_any_file(arguments.run_file, arguments.overrides)
     print(f"{arguments.run_file}: ok")
     return 0
+
+
+def load_any_file(path: Path, overrides: Sequence[str]) -> Config:
+    """A run file, a grid file (with a table [grid]) or an SFT file (with `data`), checked. Raises ConfigurationError."""
+    from whippletree.cli.grid import holds, load_grid_file
+    from whippletree.loop.sft.config import SftConfig
+
+    if holds(path, "grid"):
+        return load_grid_file(path, overrides)
+    if holds(path, "data"):
+        tuning = load(SftConfig, path, overrides)
+        tuning.check()
+        return tuning
+    return load_run_file(path, overrides)
 
 
 def load_run_file(path: Path, overrides: Sequence[str]) -> RunConfig:
