@@ -267,10 +267,6 @@ class GridRun:
         self._observer.update(model.name, done=len(ended), passed=passed, invalid=invalid)
         return len(ended) == len(names)
 
-    def cells(self) -> list[Cell]:
-        """Every cell on record."""
-        return record_of(self.config, self.layout)
-
     def write(self) -> Results:
         """Write cells and results as they stand."""
         return write_results(self.config, self.layout, self.tasks, failed=self.failed)

@@ -66,7 +66,7 @@ def run_layouts(directories: Sequence[Path]) -> list[Layout]:
     found: list[Layout] = []
     for directory in directories:
         grid = GridLayout(directory.resolve())
-        places = sorted((grid.directory / "models").iterdir()) if grid.config.is_file() else [grid.directory]
+        places = sorted(grid.directory.glob("models/*")) if grid.config.is_file() else [grid.directory]
         runs = [Layout(place) for place in places if Layout(place).store.is_dir()]
         if not runs:
             raise ConfigurationError(f"{directory} has no store", "give the directory of a run, for example runs/demo")
