@@ -21,7 +21,6 @@ sys.path[:0] = FOLDERS  # control_world, recorded_run; processes of the run find
 from control_world import write_task  # noqa: E402
 from recorded_run import write_tokenizer  # noqa: E402
 
-from whippletree.cli.training import free_port  # noqa: E402
 from whippletree.configuration import dump  # noqa: E402
 from whippletree.control.config import ControlConfig  # noqa: E402
 from whippletree.engines.embedded.config import EmbeddedConfig  # noqa: E402
@@ -38,6 +37,7 @@ from whippletree.loop.config import (  # noqa: E402
 from whippletree.loop.layout import Layout, Services  # noqa: E402
 from whippletree.loop.metrics import Log, Summary  # noqa: E402
 from whippletree.loop.models import DirectoryModel  # noqa: E402
+from whippletree.loop.processes import free_port  # noqa: E402
 from whippletree.loop.sources import DirectoryTasks  # noqa: E402
 from whippletree.rendering import RenderingConfig  # noqa: E402
 from whippletree.sandboxes import SandboxConfig  # noqa: E402

@@ -17,9 +17,9 @@ import msgspec
 import pytest
 from recorded_run import configure, new_run, write_tokenizer
 
-from whippletree.cli.training import free_port
 from whippletree.engines.connect import connect
 from whippletree.loop.layout import Layout
+from whippletree.loop.processes import free_port
 
 PROMPT = [1, 9, 4, 22, 7]
 

@@ -22,8 +22,11 @@ from whippletree.cli.main import build_parser
 from whippletree.configuration import convert
 from whippletree.harnesses import shipped_settings
 from whippletree.loop.config import RunConfig
+from whippletree.loop.grid.config import GridConfig
+from whippletree.loop.sft.config import SftConfig
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
+FILES = (RunConfig, GridConfig, SftConfig)
 MINIMAL: dict[str, Any] = {"sources": [{"name": "trail", "tasks": {"kind": "trail"}}]}
 TASK_TOML = {"version", "schema_version", "metadata", "agent", "verifier", "environment", "solution", "task", "author"}
 TASK_TOML |= {"steps", "artifacts", "multi_step_reward_strategy"}
@@ -33,6 +36,7 @@ SUFFIXES = {
     "md",
     "json",
     "jsonl",
+    "csv",
     "jinja",
     "html",
     "png",
@@ -84,7 +88,7 @@ def is_setting(kinds: list[Any], path: list[str]) -> bool:
 
 def setting_paths(page: Path) -> set[str]:
     """Inline code that reads like a setting: `loop.kind`, `loop.kind = "x"`, `[control.pool]`, `[[sources]]`."""
-    tables = set(RunConfig.__struct_fields__)
+    tables = {name for kind in FILES for name in kind.__struct_fields__}
     found = set()
     for code in inline(page):
         bare = code.partition("=")[0].strip()
@@ -100,7 +104,7 @@ def setting_paths(page: Path) -> set[str]:
 
 @by_page
 def test_every_setting_that_is_named_exists(page: Path):
-    assert [path for path in sorted(setting_paths(page)) if not is_setting([RunConfig], path.split("."))] == []
+    assert [path for path in sorted(setting_paths(page)) if not is_setting(list(FILES), path.split("."))] == []
 
 
 def test_settings_are_recognised():
@@ -121,6 +125,12 @@ def test_every_toml_block_is_right(block: Block):
     data = tomllib.loads(block.text)
     if set(data) <= TASK_TOML and not set(data) & set(RunConfig.__struct_fields__):
         return  # of a task.toml; tests/tasks reads those
+    if "data" in data:
+        convert(SftConfig, data, block.name).check()
+        return
+    if "grid" in data:
+        convert(GridConfig, data, block.name).check()
+        return
     config = convert(RunConfig, MINIMAL | data, block.name)
     for source in config.sources:
         if source.harness.name in shipped_settings():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from whippletree.errors import StoreError
-from whippletree.gateway.history import conversation, stored_request
+from whippletree.gateway.history import conversation, offered_tools, stored_request
 
 
 def user(text):
@@ -42,3 +42,19 @@ async def test_a_payload_that_is_gone_is_an_error(make_direct):
         for read in (conversation, stored_request):
             with pytest.raises(StoreError, match="released"):
                 read(direct.store, second.call)
+
+
+async def test_the_tools_of_a_request_are_those_that_the_model_saw(make_direct):
+    async with make_direct(["one", "two", "three"]) as direct:
+        messages = [user("go")]
+        await direct.ask(messages)
+        messages += [{"role": "assistant", "content": "one"}, user("on")]
+        await direct.ask(messages)
+        await direct.ask([user("a title?")], tools=[])
+        calls = direct.calls()
+        payloads = {call.call_id: direct.store.payload(call) for call in calls}
+        expected = [direct_tools(direct), direct_tools(direct), ()]
+        assert [offered_tools(call, payloads) for call in calls] == expected and expected[0]
+        del payloads[calls[0].call_id]
+        with pytest.raises(StoreError, match=calls[1].call_id):
+            offered_tools(calls[1], payloads)  # its base has what it does not repeat

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from loop_parts import SECRET, Ending, Turn, World, by_name, playing
 
-from whippletree.cli.training import torchrun
 from whippletree.configuration import dump
 from whippletree.learner.config import LearnerConfig, RanksConfig
 from whippletree.loop.config import LoopSection, RunConfig, SourceSection
@@ -20,6 +19,7 @@ from whippletree.loop.layout import Layout, Services
 from whippletree.loop.learning import learn
 from whippletree.loop.metrics import Log, Summary
 from whippletree.loop.models import DirectoryModel
+from whippletree.loop.processes import torchrun
 from whippletree.loop.sources import TrailTasks
 from whippletree.tasks.config import TrailFamily
 from whippletree.types import RolloutSpec

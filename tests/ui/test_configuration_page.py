@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from whippletree.configuration import field_docs
 from whippletree.harnesses import shipped_settings
 from whippletree.loop.config import RunConfig
+from whippletree.loop.grid.config import GridConfig
+from whippletree.loop.sft.config import SftConfig
 from whippletree.ui.configuration_page import page
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -63,3 +65,19 @@ def test_the_page_in_docs_is_current():
     assert (DOCS / "configuration.md").read_text(encoding="utf-8") == page(), (
         "run `python -m whippletree.ui.configuration_page > docs/configuration.md`"
     )
+
+
+def test_grid_and_sft_files_have_every_key_of_their_own_tables():
+    text = page()
+    for root, names, what in (
+        (GridConfig, ("grid", "models", "harnesses", "sources"), "a grid file"),
+        (SftConfig, ("sft", "export"), "an SFT file"),
+    ):
+        for name in names:
+            kind = get_type_hints(root)[name]
+            kind = next(iter(get_args(kind)), kind)
+            (section,) = re.findall(rf"^## \[+{name}\]+ of {what}$(.*?)(?=^#|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+            for key, documentation in field_docs(kind).items():
+                assert f"`{key}`" in section
+                assert documentation.replace("|", "\\|").replace("<", "&lt;") in section
+    assert f"| `data` | list of string | required | {field_docs(SftConfig)['data']} |" in text

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from whippletree.configuration import apply_override, convert, dump, load
+from whippletree.configuration import Config, apply_override, convert, dump, load
 from whippletree.errors import ConfigurationError
-from whippletree.loop.config import RunConfig
+from whippletree.loop.config import HarnessSection, RunConfig
 from whippletree.loop.layout import Layout
 from whippletree.protocols import Store
 from whippletree.store import open_store
@@ -23,7 +23,7 @@ def add_commands(commands: Any) -> None:
     """Register the commands of this module."""
     _add_config(commands)
     _add_rollouts(commands)
-    report = commands.add_parser("report", help="write report.html and report.png of a run")
+    report = commands.add_parser("report", help="write report.html and report.png of a run, or tables and picture of a grid")
     report.add_argument("run_dir", type=Path)
     report.set_defaults(run=_report)
 
@@ -32,7 +32,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_config(commands: Any) -> None:
-    config = commands.add_parser("config", help="show or check a run file").add_subparsers(dest="action", required=True)
+    config = commands.add_parser("config", help="show or check a file").add_subparsers(dest="action", required=True)
     show = config.add_parser("show", help="print every key with its documentation")
     show.add_argument("run_file", type=Path, nargs="?", help="a run file; left out: the defaults")
     check = config.add_parser("check", help="load it and say whether it is right")
@@ -43,8 +43,9 @@ def _add_config(commands: Any) -> None:
 
 
 def _config_show(arguments: argparse.Namespace) -> int:
+    config: Config
     if arguments.run_file is not None:
-        config = load_run_file(arguments.run_file, arguments.overrides)
+        config = load_any_file(arguments.run_file, arguments.overrides)
     else:
         data: dict[str, Any] = {"sources": [{"name": "trail", "tasks": {"kind": "trail"}}]}
         for item in arguments.overrides:
@@ -55,22 +56,41 @@ def _config_show(arguments: argparse.Namespace) -> int:
 
 
 def _config_check(arguments: argparse.Namespace) -> int:
-    load_run_file(arguments.run_file, arguments.overrides)
+    load_any_file(arguments.run_file, arguments.overrides)
     print(f"{arguments.run_file}: ok")
     return 0
 
 
+def load_any_file(path: Path, overrides: Sequence[str]) -> Config:
+    """A run file, a grid file (with a table [grid]) or an SFT file (with `data`), checked. Raises ConfigurationError."""
+    from whippletree.cli.grid import holds, load_grid_file
+    from whippletree.loop.sft.config import SftConfig
+
+    if holds(path, "grid"):
+        return load_grid_file(path, overrides)
+    if holds(path, "data"):
+        tuning = load(SftConfig, path, overrides)
+        tuning.check()
+        return tuning
+    return load_run_file(path, overrides)
+
+
 def load_run_file(path: Path, overrides: Sequence[str]) -> RunConfig:
     """A run file, with the settings of its harnesses and of its loss checked too. Raises ConfigurationError."""
-    from whippletree.harnesses import load_harness
-
     config = load(RunConfig, path, overrides)
     config.learner.check(config.loop.steps)
-    for number, source in enumerate(config.sources):
-        settings = load_harness(source.harness.name).settings
-        if settings is not None:
-            convert(settings, source.harness.settings, f"{path}: sources.{number}.harness.settings")
+    check_harnesses([source.harness for source in config.sources], f"{path}: sources", "harness.settings")
     return config
+
+
+def check_harnesses(sections: Sequence[HarnessSection], origin: str, key: str) -> None:
+    """The harnesses are known and their settings are right. Raises ConfigurationError that names origin, number and key."""
+    from whippletree.harnesses import load_harness
+
+    for number, section in enumerate(sections):
+        settings = load_harness(section.name).settings
+        if settings is not None:
+            convert(settings, section.settings, f"{origin}.{number}.{key}")
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
@@ -199,8 +219,12 @@ def _rollouts_shell(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from whippletree.cli.grid import report_grid
+    from whippletree.loop.grid.running import GridLayout
     from whippletree.ui.report import write_report
 
+    if GridLayout(arguments.run_dir).config.is_file():
+        return report_grid(arguments.run_dir)
     page, picture = write_report(arguments.run_dir)
     print(f"{page}\n{picture}")
     return 0

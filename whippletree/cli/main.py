@@ -2,10 +2,12 @@
 
     train RUN.toml          everything on this machine: engine, gateway, controller, learner
     eval RUN.toml           held-out tasks only
+    eval GRID.toml          models x harnesses x tasks (a file with [grid])
     gateway | engine | controller | learner --run-dir DIR    one process of a run
     tasks make | list | validate | show | check | run
     harness list | show | install | check   config show | check
     rollouts list | show | export | reconcile | shell
+    export sft RUN_DIR...           sft SFT.toml | RUN_DIR...
     report DIR                version
 
 Invariants (tests/cli/test_cli.py):
@@ -22,7 +24,7 @@ import sys
 from collections.abc import Sequence
 
 from whippletree import __version__
-from whippletree.cli import harnesses, inspecting, services, tasks, training
+from whippletree.cli import harnesses, inspecting, services, sft, tasks, training
 from whippletree.errors import WhippletreeError
 
 
@@ -35,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     tasks.add_commands(commands)
     harnesses.add_commands(commands)
     inspecting.add_commands(commands)
+    sft.add_commands(commands)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_print_version)
     return parser

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import socket
-import sys
 import time
 from collections import Counter
 from contextlib import closing
@@ -22,15 +20,14 @@ from rich.console import Console
 
 from whippletree.cli.inspecting import load_run_file
 from whippletree.configuration import dump, load
-from whippletree.control.supervisor import ChildSpec, Supervisor
-from whippletree.engines.config import EmbeddedConfig, VllmConfig
+from whippletree.control.supervisor import Supervisor
 from whippletree.errors import ConfigurationError, ProcessError
 from whippletree.gateway.keys import load_secret
-from whippletree.learner.config import RanksConfig
 from whippletree.loop.config import RunConfig
-from whippletree.loop.layout import Layout, Services
+from whippletree.loop.layout import Layout
 from whippletree.loop.metrics import Summary
 from whippletree.loop.models import prepare_model
+from whippletree.loop.processes import learner_child, moved_services, new_services, sampling_children
 from whippletree.loop.watch import Watch
 from whippletree.protocols import Store
 from whippletree.sandboxes import choose
@@ -47,7 +44,7 @@ def add_commands(commands: Any) -> None:
     """Register the commands of this module."""
     for name, text, run in (
         ("train", "train a model, everything on this machine", _train),
-        ("eval", "evaluate the held-out tasks, without training", _evaluate),
+        ("eval", "evaluate a run's held-out tasks, or a grid of models and harnesses, without training", _evaluate),
     ):
         parser = commands.add_parser(name, help=text)
         parser.add_argument("run_file", type=Path, nargs="?", help="a run file (TOML); left out with --resume")
@@ -56,6 +53,8 @@ def add_commands(commands: Any) -> None:
         parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
         parser.add_argument("--overwrite", action="store_true", help="remove an earlier run of the same name first")
         parser.add_argument("--plain", action="store_true", help="one line per event instead of the live panel")
+        if name == "eval":
+            parser.add_argument("--retry-invalid", action="store_true", help="grids: run cells again that were not judged")
         parser.set_defaults(run=run)
 
 
@@ -64,6 +63,12 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
+    from whippletree.cli.grid import evaluate_grid, is_grid
+
+    if is_grid(arguments):
+        return evaluate_grid(arguments, CACHE / "models")
+    if arguments.retry_invalid:
+        raise ConfigurationError("--retry-invalid is for grids", "leave it out: a run's evaluation is one line")
     return _run(arguments, ("loop.steps=0",))
 
 
@@ -77,7 +82,7 @@ def _run(arguments: argparse.Namespace, more: tuple[str, ...]) -> int:
         if not layout.services_file.is_file():
             _prepare(config, layout, view)
         else:
-            _move(config, layout)
+            layout.write_services(moved_services(config, layout.read_services()))
         services = layout.read_services()
         view.isolate(services.isolation)
         _supervise(config, layout, view)
@@ -120,60 +125,15 @@ def _prepare(config: RunConfig, layout: Layout, view: RunView) -> None:
     view.say("preparing the model (cached)")
     model = prepare_model(config.model, seed=config.run.seed, cache=CACHE / "models")
     load_secret(layout.secret)
-    given = config.engine.url if isinstance(config.engine, VllmConfig) else ""
     layout.write_services(
-        Services(
-            gateway_url=f"http://127.0.0.1:{free_port()}",
-            engine_url=given or f"http://127.0.0.1:{free_port()}",
-            engine_is_local=not given,
-            gateway_ports=_worker_ports(config),
-            model_directory=str(model),
-            isolation=choose(config.sandbox).sentence,
-            started=started,
-        )
-    )
-
-
-def _worker_ports(config: RunConfig) -> tuple[int, ...]:
-    """One port of its own for each gateway worker, where there are several."""
-    return tuple(free_port() for _ in range(config.gateway.workers)) if config.gateway.workers > 1 else ()
-
-
-def _move(config: RunConfig, layout: Layout) -> None:
-    """A resumed run listens at new addresses: the old ones may be taken."""
-    services = layout.read_services()
-    engine_url = services.engine_url if not services.engine_is_local else f"http://127.0.0.1:{free_port()}"
-    gateway_url = f"http://127.0.0.1:{free_port()}"
-    ports = _worker_ports(config)
-    layout.write_services(
-        msgspec.structs.replace(services, gateway_url=gateway_url, engine_url=engine_url, gateway_ports=ports)
-    )
-
-
-def free_port() -> int:
-    """A TCP port of loopback that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _child(layout: Layout, name: str, *, ready: bool = True, final_codes: tuple[int, ...] = ()) -> ChildSpec:
-    return ChildSpec(
-        name=name,
-        argv=(sys.executable, "-m", "whippletree.cli", name, "--run-dir", str(layout.directory)),
-        log_path=str(layout.log(name)),
-        ready_file=str(layout.ready(name)) if ready else "",
-        ready_seconds=300.0,
-        stop_seconds=30.0,
-        final_codes=final_codes,
+        new_services(config, model_directory=str(model), isolation=choose(config.sandbox).sentence, started=started)
     )
 
 
 def _supervise(config: RunConfig, layout: Layout, view: RunView) -> None:
     """Run the processes until the learner is done. Raises ProcessError when one was given up."""
     with Supervisor() as supervisor:
-        for child in _children(config, layout):
+        for child in (*sampling_children(config, layout), learner_child(config, layout)):
             view.say(f"starting {child.name}")
             supervisor.start(child)
         view.say("running")
@@ -183,35 +143,6 @@ def _supervise(config: RunConfig, layout: Layout, view: RunView) -> None:
             time.sleep(POLL_SECONDS)
         view.refresh()
         view.say("stopping")
-
-
-def _children(config: RunConfig, layout: Layout) -> list[ChildSpec]:
-    """The run's processes, in the order in which they start."""
-    found = []
-    if isinstance(config.engine, EmbeddedConfig):
-        found.append(_child(layout, "engine"))
-    elif isinstance(config.engine, VllmConfig) and not config.engine.url:
-        found.append(_vllm_child(config.engine, layout))
-    learner = _child(layout, "learner", ready=False, final_codes=(0, 2))
-    if config.learner.ranks.world > 1:
-        learner = msgspec.structs.replace(learner, argv=(sys.executable, *torchrun(config.learner.ranks), *learner.argv[1:]))
-    return [*found, _child(layout, "gateway"), _child(layout, "controller"), learner]
-
-
-def torchrun(ranks: RanksConfig) -> tuple[str, ...]:
-    """What stands between the interpreter and `-m whippletree.cli learner` to start one process per rank on this machine."""
-    return ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks.world}")
-
-
-def _vllm_child(engine: VllmConfig, layout: Layout) -> ChildSpec:
-    from whippletree.engines.vllm import vllm_command
-
-    services = layout.read_services()
-    port = int(services.engine_url.rsplit(":", 1)[1])
-    command = vllm_command(msgspec.structs.replace(engine, model=services.model_directory, port=port))
-    return ChildSpec(
-        name="vllm", argv=tuple(command.argv), environment=dict(command.environment), log_path=str(layout.log("vllm"))
-    )
 
 
 class Counts:

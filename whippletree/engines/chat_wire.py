@@ -142,7 +142,7 @@ def chat_body(model: str, request: ChatRequest, sampling: Sampling, wording: Wor
     """The request as JSON. `sampling` is the run's; what the harness asked for is not obeyed, except for its stop strings."""
     body = ChatBody(
         model=model,
-        messages=[_message(message, wording) for message in request.messages],
+        messages=[message_out(message, wording) for message in request.messages],
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k or None,
@@ -151,7 +151,7 @@ def chat_body(model: str, request: ChatRequest, sampling: Sampling, wording: Wor
         stream_options=StreamOptions(include_usage=True),
         logprobs=wording.logprobs,
         stop=list(request.requested.stop),
-        tools=[_tool(tool) for tool in request.tools],
+        tools=[tool_out(tool) for tool in request.tools],
         tool_choice=_choice(request),
         response_format=_format(request),
         return_token_ids=True if wording.token_ids else None,
@@ -163,7 +163,8 @@ def chat_body(model: str, request: ChatRequest, sampling: Sampling, wording: Wor
     return msgspec.json.encode({key: value for key, value in fields.items() if key not in wording.omit})
 
 
-def _message(message: Message, wording: Wording) -> MessageOut:
+def message_out(message: Message, wording: Wording) -> MessageOut:
+    """A message as it is sent."""
     calls = [
         CallOut(id=call.id, type="function", function=FunctionOut(name=call.name, arguments=call.arguments))
         for call in message.tool_calls
@@ -179,7 +180,8 @@ def _message(message: Message, wording: Wording) -> MessageOut:
     )
 
 
-def _tool(tool: ToolSpec) -> ToolOut:
+def tool_out(tool: ToolSpec) -> ToolOut:
+    """A tool as it is sent."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
     function = ToolFunctionOut(name=tool.name, description=tool.description or None, parameters=parameters)
     return ToolOut(type="function", function=function)

@@ -5,18 +5,22 @@
 Invariants (tests/gateway/test_gateway_history.py):
 - `conversation` gives the messages that the call's prompt was made from (an echoed turn as it was sampled), however many
   calls they were brought by;
-- `stored_request` gives the harness's own request, field for field.
+- `stored_request` gives the harness's own request, field for field; `offered_tools` the tools that it offered.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
-from whippletree.errors import StoreError
+from whippletree.errors import RequestError, StoreError
 from whippletree.gateway.deltas import unpack
+from whippletree.gateway.dialects import Target
+from whippletree.gateway.dialects.registry import DIALECTS
 from whippletree.gateway.lineage import reply_message
 from whippletree.protocols import Store
-from whippletree.types import Call, Message, ParsedMessage
+from whippletree.types import Call, CallPayload, Message, ParsedMessage, ToolSpec
 
 
 def conversation(store: Store, call: Call) -> tuple[Message, ...]:
@@ -38,6 +42,18 @@ def stored_request(store: Store, call: Call) -> bytes:
     """The harness's own request, as JSON. Blocks. Raises StoreError when a payload is gone."""
     calls = _of_attempt(store, call)
     return unpack(store.payload(call).request_json, lambda call_id: store.payload(_named(calls, call_id)).request_json)
+
+
+def offered_tools(call: Call, payloads: Mapping[str, CallPayload]) -> tuple[ToolSpec, ...]:
+    """The tools that a call's request offered, as the model saw them. `payloads`: those of its attempt, by call id.
+
+    Raises StoreError where the record does not have them.
+    """
+    try:
+        body = unpack(payloads[call.call_id].request_json, lambda call_id: payloads[call_id].request_json)
+        return DIALECTS[call.dialect].parse(body, Target()).tools
+    except (KeyError, RequestError, msgspec.DecodeError) as error:
+        raise StoreError(f"the request of call {call.call_id} cannot be read: {error}", "the record is damaged") from error
 
 
 def _of_attempt(store: Store, call: Call) -> dict[str, Call]:

@@ -37,11 +37,11 @@ from whippletree.batching.prepare import sweep_stale
 from whippletree.learner.config import LearnerConfig
 from whippletree.learner.rows import Row, build_row, lay_column
 from whippletree.loop.calls import acts_of, call_rewards_of, rewards_of, with_call_advantages
-from whippletree.loop.credit import Values, call_numbers, credited, shaped_rewards
+from whippletree.loop.credit import Values, credited, shaped_rewards
 from whippletree.loop.metrics import mean
 from whippletree.loop.teacher import failures_told, teacher_columns, teacher_of_sample
 from whippletree.protocols import Store
-from whippletree.traces import Funnel, Trace, TracesConfig, add_funnels, alarm, build_samples, funnel, load_trace
+from whippletree.traces import Funnel, Trace, TracesConfig, add_funnels, alarm, build_samples, call_numbers, funnel, load_trace
 from whippletree.types import Call, Event, Float32, Rollout, Sample
 
 ALARMS_NAMED = 3

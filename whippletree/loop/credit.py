@@ -19,8 +19,7 @@ from whippletree.batching.gae import Path, path_advantages
 from whippletree.batching.shaping import HookRecord
 from whippletree.learner.critic import with_returns
 from whippletree.learner.rows import Row, by_sample
-from whippletree.traces import Node
-from whippletree.types import Rollout, Sample
+from whippletree.types import Rollout
 
 Values = Callable[[Sequence[Row]], Sequence[Any]]
 """A critic's values of rows: a tensor of shape [N] for each."""
@@ -30,15 +29,6 @@ def shaped_rewards(rollouts: Sequence[Rollout], shaping: Sequence[HookRecord]) -
     """Rewards after shaping, by rollout_id, of the rollouts that have one."""
     rewards = {rollout.spec.rollout_id: rollout.reward for rollout in rollouts if rollout.reward is not None}
     return {name: reward + sum(record.terms.get(name, 0.0) for record in shaping) for name, reward in rewards.items()}
-
-
-def call_numbers(sample: Sample, nodes: Mapping[str, Node]) -> npt.NDArray[np.int32]:
-    """Place on the sample's path of the call that sampled each of its trained tokens. Shape [trained]."""
-    number = np.full(len(sample.token_ids), -1, np.int32)
-    for place, call_id in enumerate(sample.call_ids):
-        node = nodes[call_id]
-        number[node.prompt_length : node.prompt_length + len(node.sampled_ids)] = place
-    return number[sample.trained]
 
 
 def credited(

@@ -173,6 +173,10 @@ class Log:
             file.flush()
             os.fsync(file.fileno())
 
+    def read(self, name: str, kind: type[T]) -> list[T]:
+        """Lines of a kind, in order; a torn one is left out."""
+        return _read(self.directory / f"{name}.jsonl", kind)
+
     def steps(self) -> list[StepMetrics]:
         """Step lines, the last one of each step."""
         lines = _read(self.directory / "metrics.jsonl", StepMetrics)

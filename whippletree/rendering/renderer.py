@@ -4,9 +4,10 @@
     recorded ids + encode(what the template adds)        bridge (recorded ids are compared as bytes, never decoded)
     sampled ids ─► codec ─► parser ─► message            parser
 
-Invariants (tests/rendering/test_rendering_renderer.py):
+Invariants (tests/rendering/test_rendering_renderer.py, test_rendering_completion.py):
 - bridge, policy "exact": the text of the recorded ids and of those it gives is the text that render gives;
 - bridge, policy "keep": it gives ids wherever "exact" does; policy "engine": it gives none;
+- a completion, behind its prompt, is the text that the template gives the conversation with the reply, and parses to the reply;
 - the parser reads the forced beginning of a call, then what was sampled, as one turn;
 - render and bridge depend on nothing but their arguments, the model's files and the configuration.
 """
@@ -70,11 +71,15 @@ class ChatRenderer:
 
     def _checked(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """The text, made anew: what goes on from a recorded call is asked for once."""
+        self._refuse_calls(messages)
+        return self.template.render(self._fitting(messages), tools, generation_prompt=True)
+
+    def _refuse_calls(self, messages: Sequence[Message]) -> None:
+        """Raises RequestError for tool calls where the template would leave them out."""
         if not self.layout.shows_calls and any(message.tool_calls for message in messages):
             raise RequestError(
                 "this model's chat template leaves tool calls out", "use a harness without tool calls or another template"
             )
-        return self.template.render(self._fitting(messages), tools, generation_prompt=True)
 
     def bridge(self, recorded: Recorded, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
         """The ids that follow the recorded ones; None where the policy forbids it. Only the new part is encoded."""
@@ -88,6 +93,19 @@ class ChatRenderer:
             self._remember(_key(messages, tools), text)  # `render` is asked for the same next
             return None
         return self.codec.encode(rest)
+
+    def completion(self, messages: Sequence[Message], reply: Message, tools: Sequence[ToolSpec]) -> list[int] | None:
+        """Ids of a reply as this template writes it behind the prompt of `render`, up to the token that ends the turn; None
+        where the template writes the prompt otherwise once the reply is there, or no such token after it. Raises RequestError.
+        """
+        self._refuse_calls([reply])
+        prompt = self.text(messages, tools)
+        whole = self.template.render(self._fitting([*messages, reply]), tools, generation_prompt=False)
+        if not whole.startswith(prompt):
+            return None
+        ids = self.codec.encode(whole[len(prompt) :])
+        ends = [place for place, index in enumerate(ids) if index in self.stop_token_ids]
+        return ids[: ends[-1] + 1] if ends else None
 
     def forced(self, tools: Sequence[ToolSpec], name: str) -> list[int]:
         """Ids that begin a call of the tool `name`, or of any ("") tool; [] where calls are not read or no tool is offered."""

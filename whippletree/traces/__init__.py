@@ -7,7 +7,7 @@ from whippletree.traces.config import TracesConfig
 from whippletree.traces.export import TraceText, describe, explain
 from whippletree.traces.reconcile import Finding, Reconciliation, reconcile
 from whippletree.traces.roles import assign_roles
-from whippletree.traces.samples import build_samples
+from whippletree.traces.samples import build_samples, call_numbers
 from whippletree.traces.stages import Funnel, alarm, funnel
 from whippletree.traces.stages import add as add_funnels
 from whippletree.traces.tree import Node, Trace
@@ -31,6 +31,7 @@ __all__ = [
     "assign_roles",
     "build_samples",
     "build_trace",
+    "call_numbers",
     "describe",
     "explain",
     "export_atif",

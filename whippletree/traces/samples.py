@@ -11,10 +11,12 @@ Invariants (tests/traces/test_traces_samples.py):
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from whippletree.traces.tree import Node, Trace
-from whippletree.types import RolloutSpec, Sample
+from whippletree.types import Int32, RolloutSpec, Sample
 
 
 def build_samples(trace: Trace, spec: RolloutSpec) -> list[Sample]:
@@ -51,3 +53,12 @@ def _sample(path: tuple[Node, ...], taken: set[str], spec: RolloutSpec) -> Sampl
         logprobs=logprobs,
         versions=versions,
     )
+
+
+def call_numbers(sample: Sample, nodes: Mapping[str, Node]) -> Int32:
+    """Place on the sample's path of the call that sampled each of its trained tokens. Shape [trained]."""
+    number = np.full(len(sample.token_ids), -1, np.int32)
+    for place, call_id in enumerate(sample.call_ids):
+        node = nodes[call_id]
+        number[node.prompt_length : node.prompt_length + len(node.sampled_ids)] = place
+    return number[sample.trained]

@@ -1,15 +1,16 @@
 """docs/configuration.md, written from the configuration structs: `python -m whippletree.ui.configuration_page > FILE`.
 
 Invariants (tests/ui/test_configuration_page.py):
-- every key of a run file and of a shipped harness's settings is on the page, with its type, default and documentation;
+- every key of a run file, a grid file, an SFT file and of a shipped harness's settings is on the page, with its type, default
+  and documentation;
 - the page in docs/ is what this module writes.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, get_type_hints
 
 import msgspec
 from msgspec import inspect as shape
@@ -17,6 +18,8 @@ from msgspec import inspect as shape
 from whippletree.configuration import Config, field_docs
 from whippletree.harnesses import shipped_settings
 from whippletree.loop.config import RunConfig
+from whippletree.loop.grid.config import GridConfig
+from whippletree.loop.sft.config import SftConfig
 
 INTRODUCTION = """# Configuration
 
@@ -35,13 +38,41 @@ whippletree train run.toml --set loop.steps=10 --set sources.0.share=2
 not. The resolved configuration of a run is `config.toml` in its directory.
 """
 
+GRID = """# A grid file
+
+For `whippletree eval GRID.toml` ([evaluation.md](evaluation.md)). `[[models]]`, `[[harnesses]]` and `[[sources]]` are required.
+`[sampling]`, `[gateway]`, `[control]`, `[sandbox]` and `[store]` are as above.
+"""
+SFT = """# An SFT file
+
+For `whippletree sft SFT.toml` ([sft.md](sft.md)). Only `data` is required. `[model]`, `[rendering]` and `[learner]` are as
+above.
+"""
+
 
 def page() -> str:
     """The whole page."""
     parts = [INTRODUCTION, *_tables(RunConfig)]
     for name, kind in shipped_settings().items():
         parts.append(f"## [sources.harness.settings] of {name}\n\n{_docstring(kind)}\n\n{_rows(kind)}")
+    parts.append(GRID)
+    parts += _own_tables(GridConfig, ("grid", "models", "harnesses", "sources"), "a grid file")
+    parts.append(f"{SFT}\n{_rows(SftConfig)}")
+    parts += _own_tables(SftConfig, ("sft", "export"), "an SFT file")
     return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def _own_tables(root: type[Config], names: Sequence[str], what: str) -> Iterator[str]:
+    """The tables that only this kind of file has. Tables in them that are those of a run file are named, not repeated."""
+    docs = field_docs(root)
+    for field in msgspec.structs.fields(root):
+        if field.name not in names:
+            continue
+        many = isinstance(shape.type_info(field.type), shape.ListType)
+        kind = field.type.__args__[0] if many else field.type
+        below = [f"- `{name}`: {text}" for name, text in field_docs(kind).items() if _is_table(get_type_hints(kind)[name])]
+        head = f"[[{field.name}]]" if many else f"[{field.name}]"
+        yield "\n".join([f"## {head} of {what}", "", docs[field.name], "", _rows(kind), "", *below])
 
 
 def _tables(root: type[Config]) -> Iterator[str]:

@@ -51,7 +51,7 @@ def make_figure(run: RunData) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    with mpl.rc_context(_style()):
+    with mpl.rc_context(style()):
         layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15, wspace=0.04, hspace=0.06)
         figure = Figure(figsize=(15, 9), dpi=100, layout=layout)
         FigureCanvasAgg(figure)
@@ -65,7 +65,8 @@ def make_figure(run: RunData) -> Any:
     return figure
 
 
-def _style() -> dict[str, Any]:
+def style() -> dict[str, Any]:
+    """Matplotlib settings of every picture."""
     return {
         "font.size": 12,
         "text.color": INK,

@@ -1,0 +1,89 @@
+"""`whippletree eval GRID.toml`: a file with a table [grid] is an evaluation grid (docs/evaluation.md).
+
+eval ─► grid directory ─► model by model (loop/grid/running.py) ─► tables in the terminal, CSV, JSON lines, picture
+
+Invariants (tests/loop/test_grid_running.py):
+- the same command again goes on where it was stopped, and says so; --overwrite begins anew;
+- status 0: every cell was judged; 1: some are invalid or missing; 130: it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from whippletree.cli.inspecting import check_harnesses
+from whippletree.configuration import load
+from whippletree.errors import ConfigurationError
+from whippletree.loop.grid.config import GridConfig
+from whippletree.loop.grid.running import GridLayout, GridRun, open_grid, read_grid, resolve_tasks, write_results
+from whippletree.loop.grid.tables import ALL, Results
+from whippletree.ui.grid import GridView, print_results
+from whippletree.ui.grid_pictures import draw_grid
+from whippletree.ui.rollout import make_console
+
+
+def is_grid(arguments: argparse.Namespace) -> bool:
+    """Whether `eval` was given a grid: its file has a table [grid], or its directory has been one."""
+    if arguments.resume is not None:
+        return GridLayout(arguments.resume).config.is_file()
+    return arguments.run_file is not None and holds(arguments.run_file, "grid")
+
+
+def holds(path: Path, table: str) -> bool:
+    """Whether a TOML file has this table at its top. One that cannot be read has none: whoever loads it says what is wrong."""
+    try:
+        return table in tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False
+
+
+def load_grid_file(path: Path, overrides: Sequence[str]) -> GridConfig:
+    """A grid file, with the settings of its harnesses checked too. Raises ConfigurationError."""
+    config = load(GridConfig, path, overrides)
+    config.check()
+    check_harnesses([harness.harness for harness in config.harnesses], f"{path}: harnesses", "harness.settings")
+    return config
+
+
+def evaluate_grid(arguments: argparse.Namespace, cache: Path) -> int:
+    """Run a grid to its end. Raises WhippletreeError."""
+    console = Console(force_terminal=False if arguments.plain else None)
+    config, layout = _open(arguments)
+    run = GridRun(config, layout, cache=cache, observer=(view := GridView(0, console=console)))
+    view.total = run.total
+    with view:
+        results = run.run(retry_invalid=arguments.retry_invalid)
+    return _finish(results, layout)
+
+
+def _open(arguments: argparse.Namespace) -> tuple[GridConfig, GridLayout]:
+    if arguments.resume is not None:
+        if arguments.overrides or arguments.run_file:
+            raise ConfigurationError("--resume goes on with the grid's own file", "leave out the file and --set")
+        return read_grid(arguments.resume)
+    config = load_grid_file(arguments.run_file, arguments.overrides)
+    directory = arguments.run_dir or Path(config.grid.directory) / config.grid.name
+    if arguments.overwrite and GridLayout(directory).config.is_file():
+        shutil.rmtree(directory)
+    return config, open_grid(config, directory)
+
+
+def report_grid(directory: Path) -> int:
+    """Read the records of a grid again; write its tables and its picture."""
+    config, layout = read_grid(directory)
+    return _finish(write_results(config, layout, resolve_tasks(config, layout)), layout)
+
+
+def _finish(results: Results, layout: GridLayout) -> int:
+    console = make_console()
+    print_results(results, console)
+    names = ["grid.csv", "differences.csv", "cells.jsonl", "grid.json"]
+    console.out("\n".join([str(draw_grid(results, layout.picture)), *(str(layout.directory / name) for name in names)]))
+    blocks = [block for block in results.blocks if block.source == ALL]
+    return 0 if all(block.valid == block.cells for block in blocks) else 1

@@ -1,0 +1,1 @@
+"""The evaluation grid: models x harnesses x tasks x samples, and what the cells say (docs/evaluation.md)."""
