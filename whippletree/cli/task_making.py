@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from whippletree.cli.task_injecting import add_bugs
 from whippletree.configuration import Config, convert
 from whippletree.tasks.suites.generated import FAMILIES, write_family
 
@@ -24,6 +25,7 @@ def add_making(tasks: Any) -> None:
         parser.add_argument("directory", type=Path)
         _add_family(parser, settings)
         parser.set_defaults(run=_make, settings=settings)
+    add_bugs(kinds)
 
 
 def _add_family(parser: argparse.ArgumentParser, settings: type[Config]) -> None:

@@ -10,6 +10,26 @@ ShellKind = Literal["files", "text", "permissions", "archives", "tables", "findi
 Grade = Literal[1, 2, 3, 4]
 
 
+class BugsFamily(Config):
+    """The bug-fix suite (whippletree/tasks/suites/bugs.py): bugs put into small modules of this package.
+
+    Example: BugsFamily(train=36, heldout=9, edits=(1,), seed=7)
+    """
+
+    train: int = 108
+    """Training tasks, from nine modules in turn; fewer where a module has no further bug."""
+    heldout: int = 36
+    """Held-out tasks, from three other modules in turn."""
+    edits: tuple[int, ...] = (1, 1, 2)
+    """Edits of one bug; candidates take turns through these."""
+    seed: int = 0
+    """Draws everything."""
+    tests_seconds: float = 10.0
+    """Limit of one run of a module's tests."""
+    agent_timeout_sec: float = 600.0
+    """Seconds that an agent may take; written to task.toml."""
+
+
 class ShellFamily(Config):
     """The shell suite (whippletree/tasks/suites/shell).
 
