@@ -15,6 +15,7 @@ from whippletree.tasks import check_task, load_task
 from whippletree.tasks.suites.generated import FAMILIES, write_family
 
 SMALL = {"trail": {"train": 6, "heldout": 6}, "shell": {"train": 24, "heldout": 24}}
+SMALL |= {"data": {"train": 8, "heldout": 8}, "search": {"train": 4, "heldout": 4}}
 kinds = pytest.mark.parametrize("kind", sorted(FAMILIES))
 
 
@@ -27,9 +28,10 @@ def contents(path: Path) -> dict[str, tuple[int, bytes]]:
     return {str(file.relative_to(path)): (file.stat().st_mode, file.read_bytes()) for file in files}
 
 
-def outcome(path: Path) -> tuple[str, str]:
-    """What is asked and how it is done, without labels and names."""
-    return (path / "instruction.md").read_text(), (path / "solution" / "solve.sh").read_text()
+def outcome(path: Path) -> tuple[str, ...]:
+    """What is asked, how it is done, and the answer, without labels and names."""
+    names = ("instruction.md", "solution/solve.sh", "tests/wanted.json")
+    return tuple((path / name).read_text() for name in names if (path / name).exists())
 
 
 @kinds

@@ -33,7 +33,12 @@ def _add_family(parser: argparse.ArgumentParser, settings: type[Config]) -> None
     for name, text in (("train", "training tasks"), ("heldout", "held-out tasks"), ("seed", "draws everything")):
         default = getattr(family, name)
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text}; default: {default}")
-    lists: tuple[tuple[str, Callable[[str], object]], ...] = (("families", str), ("grades", int))
+    lists: tuple[tuple[str, Callable[[str], object]], ...] = (
+        ("families", str),
+        ("forms", str),
+        ("grades", int),
+        ("steps", int),
+    )
     for name, kind in lists:
         if name in settings.__struct_fields__:
             default = " ".join(map(str, getattr(family, name)))
@@ -42,7 +47,11 @@ def _add_family(parser: argparse.ArgumentParser, settings: type[Config]) -> None
 
 def _make(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in ("train", "heldout", "seed")}
-    given |= {name: found for name in ("families", "grades") if (found := getattr(arguments, name, None)) is not None}
+    given |= {
+        name: found
+        for name in ("families", "forms", "grades", "steps")
+        if (found := getattr(arguments, name, None)) is not None
+    }
     family = convert(arguments.settings, given, f"tasks make {arguments.kind}")
     train, heldout = write_family(arguments.kind, family, arguments.directory)
     print(f"{len(train)} training tasks and {len(heldout)} held-out tasks in {arguments.directory}")

@@ -17,7 +17,7 @@ from whippletree.loop.groups import SourceTasks
 from whippletree.tasks import load_task
 from whippletree.tasks.config import TrailFamily
 from whippletree.tasks.images import HOSTS, Backing
-from whippletree.tasks.suites.config import ShellFamily
+from whippletree.tasks.suites.config import DataFamily, SearchFamily, ShellFamily
 from whippletree.tasks.suites.generated import write_family
 
 
@@ -35,6 +35,20 @@ class ShellTasks(Config, tag="shell", tag_field="kind"):
     """How many tasks, about what, how hard."""
 
 
+class DataTasks(Config, tag="data", tag_field="kind"):
+    """The data-analysis suite (docs/task-suites.md)."""
+
+    family: DataFamily = DataFamily()
+    """How many tasks, in which form, how hard."""
+
+
+class SearchTasks(Config, tag="search", tag_field="kind"):
+    """The search suite (docs/task-suites.md)."""
+
+    family: SearchFamily = SearchFamily()
+    """How many tasks, of how many steps, over how many corpora."""
+
+
 class DirectoryTasks(Config, tag="directory", tag_field="kind"):
     """Harbor task directories on disk."""
 
@@ -44,7 +58,7 @@ class DirectoryTasks(Config, tag="directory", tag_field="kind"):
     """Directory whose sub-directories are the held-out tasks; must not be the same."""
 
 
-GeneratedTasks = TrailTasks | ShellTasks
+GeneratedTasks = TrailTasks | ShellTasks | DataTasks | SearchTasks
 TaskSet = GeneratedTasks | DirectoryTasks
 
 

@@ -31,7 +31,7 @@ class Limits:
 @dataclass(frozen=True)
 class Draft:
     """A task before it is a directory. Paths of `files` are below the working directory, /app; those of `programs` are below
-    /usr/local/bin, those of `tests` are below
+    /usr/local/bin, those of `shared` below /usr/local/share, those of `tests` are below
     tests/, those of `beside_solution` below solution/. `executable`: which of `files` are. `labels`: of [metadata].
 
     `key`: what the task is about, whatever it is called; two tasks with one key are the same task.
@@ -44,6 +44,7 @@ class Draft:
     key: str
     files: Mapping[str, bytes] = field(default_factory=dict)
     programs: Mapping[str, bytes] = field(default_factory=dict)
+    shared: Mapping[str, bytes] = field(default_factory=dict)
     beside_solution: Mapping[str, bytes] = field(default_factory=dict)
     executable: frozenset[str] = frozenset()
     labels: Mapping[str, str | int | float] = field(default_factory=dict)
@@ -58,6 +59,7 @@ def write_draft(directory: Path, draft: Draft, limits: Limits) -> Path:
     """Write directory/<task_id>; see `write_tree`."""
     files = {f"environment/files/{path}": data for path, data in draft.files.items()}
     files |= {f"environment/programs/{name}": data for name, data in draft.programs.items()}
+    files |= {f"environment/shared/{path}": data for path, data in draft.shared.items()}
     files |= {f"tests/{path}": data for path, data in draft.tests.items()}
     files |= {f"solution/{path}": data for path, data in draft.beside_solution.items()}
     files |= {
@@ -97,6 +99,7 @@ def _dockerfile(draft: Draft) -> str:
     lines = ["FROM debian:bookworm-slim", "WORKDIR /app"]
     lines += ["COPY files/ /app/"] if draft.files else []
     lines += ["COPY programs/ /usr/local/bin/"] if draft.programs else []
+    lines += ["COPY shared/ /usr/local/share/"] if draft.shared else []
     return "\n".join(lines) + "\n"
 
 

@@ -30,6 +30,52 @@ class BugsFamily(Config):
     """Seconds that an agent may take; written to task.toml."""
 
 
+class DataFamily(Config):
+    """The data-analysis suite (whippletree/tasks/suites/data).
+
+    Example: DataFamily(train=80, heldout=16, forms=("csv",), grades=(1, 2))
+    """
+
+    train: int = 240
+    """Training tasks."""
+    heldout: int = 48
+    """Held-out tasks; none has the question and answer of a training task."""
+    forms: tuple[Literal["csv", "sqlite"], ...] = ("csv", "sqlite")
+    """What the tables are in. They take turns, within each grade."""
+    grades: tuple[Grade, ...] = (1, 2, 3, 4)
+    """Difficulty, from looking up (1) to several steps (4). Tasks take turns."""
+    seed: int = 0
+    """Draws everything; the same seed gives the same tasks."""
+    agent_timeout_sec: float = 180.0
+    """Seconds that an agent may take; written to task.toml."""
+    verifier_timeout_sec: float = 20.0
+    """Seconds that the tests may take; written to task.toml."""
+
+
+class SearchFamily(Config):
+    """The search suite (whippletree/tasks/suites/search).
+
+    Example: SearchFamily(train=80, heldout=16, steps=(1, 2), worlds=4)
+    """
+
+    train: int = 240
+    """Training tasks."""
+    heldout: int = 48
+    """Held-out tasks, over corpora of their own."""
+    steps: tuple[Literal[1, 2, 3, 4], ...] = (1, 2, 3, 4)
+    """Documents that an answer takes, one after the other. Tasks take turns."""
+    worlds: int = 8
+    """Corpora of training tasks; held-out tasks have a quarter as many."""
+    size: int = 24
+    """Towns of a corpus; it has about four and a half times as many documents."""
+    seed: int = 0
+    """Draws everything; the same seed gives the same tasks, byte for byte."""
+    agent_timeout_sec: float = 180.0
+    """Seconds that an agent may take; written to task.toml."""
+    verifier_timeout_sec: float = 20.0
+    """Seconds that the tests may take; written to task.toml."""
+
+
 class ShellFamily(Config):
     """The shell suite (whippletree/tasks/suites/shell).
 

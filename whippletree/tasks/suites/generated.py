@@ -12,12 +12,16 @@ from pathlib import Path
 from whippletree.configuration import Config
 from whippletree.errors import ConfigurationError
 from whippletree.tasks.config import TrailFamily
-from whippletree.tasks.suites.config import ShellFamily
+from whippletree.tasks.suites.config import DataFamily, SearchFamily, ShellFamily
+from whippletree.tasks.suites.data.suite import data_suite
+from whippletree.tasks.suites.search.suite import search_suite
 from whippletree.tasks.suites.shell.families import shell_suite
 from whippletree.tasks.trail import write_tasks
 
 FAMILIES: Mapping[str, tuple[type[Config], str]] = {
     "trail": (TrailFamily, "follow the trail: files name the next file, the last one holds a code"),
+    "data": (DataFamily, "questions over small CSV files and SQLite databases, in four grades"),
+    "search": (SearchFamily, "questions of one to four steps over a corpus with a search tool"),
     "shell": (ShellFamily, "shell tasks in six families and four grades"),
 }
 
@@ -30,4 +34,8 @@ def write_family(kind: str, family: Config, directory: Path) -> tuple[list[Path]
             return write_tasks(directory, family)
         case ShellFamily():
             return shell_suite(family).write(directory)
+        case SearchFamily():
+            return search_suite(family).write(directory)
+        case DataFamily():
+            return data_suite(family).write(directory)
     raise ConfigurationError(f"{kind}: no generated family", f"one of {', '.join(FAMILIES)}")
