@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from whippletree.cli.task_filtering import add_filtering
 from whippletree.cli.task_injecting import add_injecting
 from whippletree.cli.task_making import add_making
 from whippletree.cli.task_shell import NO_GATEWAY, command, shell
@@ -43,6 +44,7 @@ def add_commands(commands: Any) -> None:
     tasks = commands.add_parser("tasks", help="make, list, check and run tasks").add_subparsers(dest="action", required=True)
     add_making(tasks)
     add_injecting(tasks)
+    add_filtering(tasks)
     listing = tasks.add_parser("list", help="one line per task of a directory")
     listing.add_argument("directory", type=Path)
     listing.set_defaults(run=_list)
