@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from whippletree.cli.task_filtering import add_filtering
+from whippletree.cli.task_injecting import add_injecting
+from whippletree.cli.task_making import add_making
 from whippletree.cli.task_shell import NO_GATEWAY, command, shell
 from whippletree.configuration import convert
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import Sandbox, SandboxSpec
-from whippletree.tasks.config import TrailFamily
 from whippletree.tasks.images import HOSTS, Backing
 from whippletree.tasks.reading import Reading, load_task, read_task
 from whippletree.tasks.reward import RewardExpression
@@ -40,13 +42,9 @@ T = TypeVar("T")
 def add_commands(commands: Any) -> None:
     """Register the commands of this module."""
     tasks = commands.add_parser("tasks", help="make, list, check and run tasks").add_subparsers(dest="action", required=True)
-    make = tasks.add_parser("make", help="write the tasks of a generated family")
-    make.add_argument("directory", type=Path)
-    family = TrailFamily()
-    for name, text in (("train", "training tasks"), ("heldout", "held-out tasks"), ("seed", "draws everything")):
-        default = getattr(family, name)
-        make.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text}; default: {default}")
-    make.set_defaults(run=_make)
+    add_making(tasks)
+    add_injecting(tasks)
+    add_filtering(tasks)
     listing = tasks.add_parser("list", help="one line per task of a directory")
     listing.add_argument("directory", type=Path)
     listing.set_defaults(run=_list)
@@ -144,15 +142,6 @@ def _rule(arguments: argparse.Namespace) -> RewardExpression | None:
 
 def _print_json(value: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(value)).decode())
-
-
-def _make(arguments: argparse.Namespace) -> int:
-    from whippletree.tasks.trail import write_tasks
-
-    family = TrailFamily(train=arguments.train, heldout=arguments.heldout, seed=arguments.seed)
-    train, heldout = write_tasks(arguments.directory, family)
-    print(f"{len(train)} training tasks and {len(heldout)} held-out tasks in {arguments.directory}")
-    return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,8 @@ from whippletree.loop.groups import SourceTasks
 from whippletree.tasks import load_task
 from whippletree.tasks.config import TrailFamily
 from whippletree.tasks.images import HOSTS, Backing
-from whippletree.tasks.trail import write_tasks
+from whippletree.tasks.suites.config import DataFamily, SearchFamily, ShellFamily
+from whippletree.tasks.suites.generated import write_family
 
 
 class TrailTasks(Config, tag="trail", tag_field="kind"):
@@ -25,6 +26,27 @@ class TrailTasks(Config, tag="trail", tag_field="kind"):
 
     family: TrailFamily = TrailFamily()
     """How many tasks, how deep, how many decoys."""
+
+
+class ShellTasks(Config, tag="shell", tag_field="kind"):
+    """The shell suite (docs/task-suites.md)."""
+
+    family: ShellFamily = ShellFamily()
+    """How many tasks, about what, how hard."""
+
+
+class DataTasks(Config, tag="data", tag_field="kind"):
+    """The data-analysis suite (docs/task-suites.md)."""
+
+    family: DataFamily = DataFamily()
+    """How many tasks, in which form, how hard."""
+
+
+class SearchTasks(Config, tag="search", tag_field="kind"):
+    """The search suite (docs/task-suites.md)."""
+
+    family: SearchFamily = SearchFamily()
+    """How many tasks, of how many steps, over how many corpora."""
 
 
 class DirectoryTasks(Config, tag="directory", tag_field="kind"):
@@ -36,14 +58,15 @@ class DirectoryTasks(Config, tag="directory", tag_field="kind"):
     """Directory whose sub-directories are the held-out tasks; must not be the same."""
 
 
-TaskSet = TrailTasks | DirectoryTasks
+GeneratedTasks = TrailTasks | ShellTasks | DataTasks | SearchTasks
+TaskSet = GeneratedTasks | DirectoryTasks
 
 
 def task_directories(tasks: TaskSet, name: str, run_directory: Path) -> tuple[list[Path], list[Path]]:
     """Training and held-out task directories of a source; generated ones are written below the run directory."""
-    if isinstance(tasks, TrailTasks):
+    if isinstance(tasks, GeneratedTasks):
         root = run_directory / "tasks" / name
-        write_tasks(root, tasks.family)
+        write_family(name, tasks.family, root)
         train, heldout = root / "train", root / "heldout"
     else:
         train, heldout = Path(tasks.train), Path(tasks.heldout)

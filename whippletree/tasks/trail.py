@@ -17,14 +17,14 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from whippletree.errors import ConfigurationError, TaskError
+from whippletree.errors import ConfigurationError
 from whippletree.tasks.config import TrailFamily
+from whippletree.tasks.writing import write_tree
 
 # fmt: off
 NAMES = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "haven", "ivory", "joker", "karma", "lemon", "maple",
@@ -135,23 +135,9 @@ def write_tasks(directory: Path, family: TrailFamily) -> tuple[list[Path], list[
 
 def write_task(directory: Path, trail: Trail, family: TrailFamily) -> Path:
     """Write one task as directory/<task_id>; an equal one that is there already is left alone. Raises TaskError otherwise."""
-    path = directory / trail.task_id
     texts = task_texts(trail, family)
-    if path.exists():
-        found = {name: (path / name).read_text(encoding="utf-8") for name in texts if (path / name).is_file()}
-        if found != texts:
-            raise TaskError(f"{path} exists with other content", "choose another directory, or remove this one")
-        return path
-    partial = directory / f".{trail.task_id}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    for name, text in texts.items():
-        target = partial / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-        if text.startswith("#!"):
-            target.chmod(0o755)
-    partial.rename(path)
-    return path
+    files = {name: text.encode() for name, text in texts.items()}
+    return write_tree(directory / trail.task_id, files, {name for name, text in texts.items() if text.startswith("#!")})
 
 
 def task_texts(trail: Trail, family: TrailFamily) -> dict[str, str]:

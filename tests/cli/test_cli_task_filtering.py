@@ -1,0 +1,69 @@
+"""`whippletree tasks filter`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from whippletree.cli.main import main
+from whippletree.protocols import AttemptOutcome
+from whippletree.store import open_store
+from whippletree.types import RolloutSpec, VerifierResult
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    assert main(["tasks", "make", "trail", str(tmp_path / "t"), "--train", "4", "--heldout", "0"]) == 0
+    capsys.readouterr()
+    return tmp_path / "t" / "train"
+
+
+def tried(run: Path, name: str, rewards: list[float]) -> None:
+    with closing(open_store(run / "store")) as store:
+        for number, reward in enumerate(rewards):
+            spec = RolloutSpec(
+                rollout_id=f"{run.name}-{name}-{number}", group_id=name, source="s", task_id=name, task_path="/t", harness="h"
+            )
+            store.create_rollouts([spec]).result()
+            attempt = store.begin(spec.rollout_id, "w").result()
+            result = VerifierResult(reward=reward, scores={"reward": reward})
+            assert store.finish(AttemptOutcome(attempt=msgspec.structs.replace(attempt, result=result))).result()
+
+
+def test_the_rules_alone(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = sorted(tasks.iterdir())[0]
+    (first / "instruction.md").write_text("")
+    assert main(["tasks", "filter", str(tasks), "--to", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == f"3 kept in {tmp_path / 'out'}; 1 dropped\n  dropped 1: empty statement\n"
+
+
+def test_results_of_several_runs_add_up(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    one, two, three, four = sorted(path.name for path in tasks.iterdir())
+    tried(tmp_path / "a", one, [1.0, 0.0])
+    tried(tmp_path / "b", one, [0.0, 0.0, 1.0])
+    tried(tmp_path / "b", two, [1.0] * 4)
+    tried(tmp_path / "b", three, [0.0] * 3)
+    words = ["tasks", "filter", str(tasks), "--to", str(tmp_path / "out"), "--never-share", "1"]
+    runs = ["--results", str(tmp_path / "a"), "--results", str(tmp_path / "b")]
+    assert main([*words, *runs]) == 1
+    out = capsys.readouterr().out
+    assert f"undecided 2: fewer than 4 judged tries, such as {three}" in out and "kept 1: solved in some tries" in out
+    tried(tmp_path / "c", three, [0.0])
+    tried(tmp_path / "c", four, [0.0] * 4)
+    assert main([*words, *runs, "--results", str(tmp_path / "c"), "--json"]) == 0
+    tally = json.loads(capsys.readouterr().out)["tally"]
+    assert tally == {
+        "kept": 3,
+        "dropped": {"solved in every try": 1},
+        "kept_because": {"never solved, drawn": 2, "solved in some tries": 1},
+    }
+
+
+def test_what_is_no_run_is_said(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["tasks", "filter", str(tasks), "--to", str(tmp_path / "out"), "--results", str(tmp_path)]) == 2
+    assert "holds no record of a run" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
