@@ -9,7 +9,10 @@ from whippletree.protocols import Harness
 
 __all__ = ["NAMES", "load_harness"]
 
-NAMES = {"mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent"}
+NAMES = {
+    "mini-swe-agent": "whippletree.harnesses.mini_swe_agent:MiniSweAgent",
+    "whitebox": "whippletree.harnesses.whitebox:Whitebox",
+}
 
 
 def load_harness(name: str) -> Harness:
