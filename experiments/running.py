@@ -43,9 +43,9 @@ class PlannedRun(Struct):
 
 
 class Step(Struct):
-    """One update. `tokens`: those that the model processed for it, the sequences of all samples of its rollouts; `entropy`: mean
-    of -log p over the sampled tokens (nats), an unbiased estimate at temperature 1; `weight_spread`: the largest weight of a
-    trained token over the smallest; `negative_share`: the part of the batch's weight that lies on failed rollouts;
+    """One update. `tokens`: those that the model processed for it, the sequences of all samples of its rollouts; `entropy`: the
+    mean of -log p over the sampled tokens (nats), an unbiased estimate at temperature 1; `weight_spread`: the largest weight of
+    a trained token over the smallest; `negative_share`: the part of the batch's weight that lies on failed rollouts;
     `samples_per_rollout`: of the rollouts with a sample.
 
     Example: Step(step=0, reward=0.25, tokens=2400, grad_norm=0.5, entropy=1.1, weight_spread=8.0, negative_share=0.7, ...)
