@@ -12,6 +12,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -81,15 +82,41 @@ class RunResult(Struct, omit_defaults=False):
     failed_rollouts: int = 0
 
 
-def arguments_of(description: str) -> argparse.ArgumentParser:
-    """The command line that every experiment has."""
+@dataclass(frozen=True)
+class Places:
+    """Where an experiment's files lie. `page`: whose tables are written, None for none; `make`: whether runs are made."""
+
+    runs: Path
+    results: Path
+    summary: Path
+    plots: Path
+    page: Path | None
+    toy: bool
+    make: bool
+
+
+def places(description: str, here: Path, argv: Sequence[str] | None = None) -> Places:
+    """Read the command line that every experiment has. `here`: the experiment's folder."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/experiments", help="where run directories lie")
-    parser.add_argument("--results", type=Path, help="where results are written; default: beside the experiment")
-    parser.add_argument("--plots", type=Path, default=ROOT / "docs/images", help="where plots are written")
-    parser.add_argument("--toy", action="store_true", help="a few small runs, to see that it works; give --results and --plots")
+    parser.add_argument(
+        "--output", type=Path, help="results, summary and plots go here; default: where the documentation has them"
+    )
+    parser.add_argument("--toy", action="store_true", help="a few small runs, to see that it works; needs --output")
     parser.add_argument("--only-fold", action="store_true", help="make no run: fold and plot the results that are there")
-    return parser
+    found = parser.parse_args(argv)
+    if found.toy and found.output is None:
+        parser.error("--toy needs --output: the documentation reports on the whole experiment")
+    base = found.output or here
+    return Places(
+        runs=found.runs / here.name,
+        results=base / "results",
+        summary=base / "summary.json",
+        plots=found.output or ROOT / "docs/images",
+        page=None if found.output else ROOT / "docs/experiments.md",
+        toy=found.toy,
+        make=not found.only_fold,
+    )
 
 
 def make_runs(

@@ -1,6 +1,6 @@
 """One model trained in one harness, or in three: the same number of rollouts, compared by tokens processed, in every harness.
 
-    python experiments/harness_mix/run.py
+    python -m experiments.harness_mix
 
 Twelve runs of mix.toml, one after another: four mixes, three seeds. A run whose result is there is not made again.
 """
@@ -8,15 +8,16 @@ Twelve runs of mix.toml, one after another: four mixes, three seeds. A run whose
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.folding import put_tables
+from experiments.harness_mix.fold import HARNESSES, draw, fold, tables
+from experiments.running import PlannedRun, make_runs, places, read_results
+from whippletree.files import write_json
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from running import PlannedRun, arguments_of, make_runs, read_results
-
-HARNESSES = ("mini-tool", "mini-text", "whitebox", "heldout")
-MIXES = {
+SHARES = {
     "mini-tool": (1, 0, 0, 0),
     "mini-text": (0, 1, 0, 0),
     "whitebox": (0, 0, 1, 0),
@@ -45,20 +46,24 @@ def planned(toy: bool = False) -> list[PlannedRun]:
             settings=(*(f"sources.{number}.share={share}" for number, share in enumerate(shares)), *(TOY if toy else ())),
         )
         for seed in (SEEDS[:1] if toy else SEEDS)
-        for mix, shares in MIXES.items()
+        for mix, shares in SHARES.items()
         if not toy or mix == "three"
     ]
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Make what is missing, fold, plot."""
-    arguments = arguments_of(__doc__ or "").parse_args()
-    results = (arguments.results or HERE) / "results"
-    plans = planned(arguments.toy)
-    if not arguments.only_fold:
-        make_runs(plans, HERE / "mix.toml", arguments.runs / "harness_mix", results)
-    found = read_results(plans, results)
-    print(len(found))
+    where = places(__doc__ or "", HERE, argv)
+    plans = planned(where.toy)
+    if where.make:
+        make_runs(plans, HERE / "mix.toml", where.runs, where.results)
+    found = read_results(plans, where.results)
+    mixes = [mix for mix in SHARES if any(result.variant == mix for result in found)]
+    summary = fold(found, mixes)
+    write_json(where.summary, summary)
+    draw(found, summary, where.plots / "harness-mix.png")
+    if where.page is not None:
+        put_tables(where.page, tables(summary))
     return 0
 
 

@@ -1,6 +1,6 @@
 """GRPO under three loss normalisations in a harness that compacts often.
 
-    python experiments/split/run.py
+    python -m experiments.split
 
 Nine runs of split.toml, one after another: three normalisations, three seeds. A run whose result is there is not made again.
 """
@@ -8,14 +8,15 @@ Nine runs of split.toml, one after another: three normalisations, three seeds. A
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.folding import put_tables
+from experiments.running import PlannedRun, make_runs, places, read_results
+from experiments.split.fold import MODES, draw, fold, tables
+from whippletree.files import write_json
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from running import PlannedRun, arguments_of, make_runs, read_results
-
-MODES = ("rollout-mean", "token-mean", "sequence-mean")
 SEEDS = (1, 2, 3)
 TOY = (
     "loop.steps=2",
@@ -42,15 +43,19 @@ def planned(toy: bool = False) -> list[PlannedRun]:
     ]
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Make what is missing, fold, plot."""
-    arguments = arguments_of(__doc__ or "").parse_args()
-    results = (arguments.results or HERE) / "results"
-    plans = planned(arguments.toy)
-    if not arguments.only_fold:
-        make_runs(plans, HERE / "split.toml", arguments.runs / "split", results)
-    found = read_results(plans, results)
-    print(len(found))
+    where = places(__doc__ or "", HERE, argv)
+    plans = planned(where.toy)
+    if where.make:
+        make_runs(plans, HERE / "split.toml", where.runs, where.results)
+    found = read_results(plans, where.results)
+    modes = [mode for mode in MODES if any(result.variant == mode for result in found)]
+    summary = fold(found, modes)
+    write_json(where.summary, summary)
+    draw(found, where.plots / "split.png", modes)
+    if where.page is not None:
+        put_tables(where.page, tables(summary))
     return 0
 
 
