@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, pstdev
 
 from experiments.folding import Estimate, band, estimate, figure, of_variant, rate, table
 from experiments.running import RunResult
@@ -26,9 +26,9 @@ LEARNED = 0.8
 class ModeSummary(Struct, omit_defaults=False):
     """One normalisation, over its seeds. `success_*`: held-out success before, half way and after; `updates_to_learn`: the
     first update with a reward of LEARNED or more (all of them, where there was none); `late_*`: over the second half of the
-    updates: mean reward, its standard deviation from update to update, the largest gradient norm over the median one of the
-    whole run, mean entropy; `longest_turns`: the most turns per rollout of any update; `weight_spread`, `samples_per_rollout`:
-    means over updates; `negative_share`: weight of failed rollouts in the first update.
+    updates: mean reward, its standard deviation from update to update, mean entropy; `largest_norm`: the largest gradient norm
+    of any update; `longest_turns`: the most turns per rollout of any update; `weight_spread`, `samples_per_rollout`: means over
+    updates; `negative_share`: weight of failed rollouts in the first update.
 
     Example: ModeSummary(success_before=..., success_half=..., success_after=..., ...)
     """
@@ -39,7 +39,7 @@ class ModeSummary(Struct, omit_defaults=False):
     updates_to_learn: Estimate
     late_reward: Estimate
     late_wobble: Estimate
-    late_spike: Estimate
+    largest_norm: Estimate
     late_entropy: Estimate
     longest_turns: Estimate
     weight_spread: Estimate
@@ -48,17 +48,26 @@ class ModeSummary(Struct, omit_defaults=False):
 
 
 class SplitSummary(Struct, omit_defaults=False):
-    """The experiment. Example: SplitSummary(updates=16, seeds=3, modes={"rollout-mean": ModeSummary(...)})"""
+    """The experiment. `gain`: held-out success after all updates, less that of the first mode from the same warm-up (paired by
+    seed). Example: SplitSummary(updates=16, seeds=3, modes={"rollout-mean": ModeSummary(...)}, gain={"token-mean": ...})"""
 
     updates: int
     seeds: int
     modes: dict[str, ModeSummary]
+    gain: dict[str, Estimate]
 
 
 def fold(results: Sequence[RunResult], modes: Sequence[str] = MODES) -> SplitSummary:
     """Raises ValueError where a mode has no run."""
-    summaries = {mode: _mode(of_variant(results, mode)) for mode in modes}
-    return SplitSummary(updates=len(results[0].steps), seeds=summaries[modes[0]].success_after.n, modes=summaries)
+    runs = {mode: of_variant(results, mode) for mode in modes}
+    after = {mode: {run.seed: rate(run.evals[-1]) for run in found} for mode, found in runs.items()}
+    first = after[modes[0]]
+    return SplitSummary(
+        updates=len(results[0].steps),
+        seeds=len(first),
+        modes={mode: _mode(found) for mode, found in runs.items()},
+        gain={mode: estimate(after[mode][seed] - first[seed] for seed in first) for mode in modes[1:]},
+    )
 
 
 def _mode(runs: Sequence[RunResult]) -> ModeSummary:
@@ -75,7 +84,7 @@ def _mode(runs: Sequence[RunResult]) -> ModeSummary:
         updates_to_learn=over(_learned),
         late_reward=over(lambda run: fmean(late(run))),
         late_wobble=over(lambda run: pstdev(late(run))),
-        late_spike=over(_spike),
+        largest_norm=over(lambda run: max(step.grad_norm for step in run.steps)),
         late_entropy=over(lambda run: fmean(step.entropy for step in run.steps[len(run.steps) // 2 :])),
         longest_turns=over(lambda run: max(step.turns for step in run.steps)),
         weight_spread=over(lambda run: fmean(step.weight_spread for step in run.steps)),
@@ -88,12 +97,6 @@ def _learned(run: RunResult) -> int:
     return next((step.step + 1 for step in run.steps if step.reward >= LEARNED), len(run.steps))
 
 
-def _spike(run: RunResult) -> float:
-    norms = [step.grad_norm for step in run.steps if step.grad_norm]
-    late = [step.grad_norm for step in run.steps[len(run.steps) // 2 :]]
-    return max(late) / median(norms) if norms else 0.0
-
-
 def tables(summary: SplitSummary) -> dict[str, str]:
     """The tables of the page."""
     rows = [
@@ -103,7 +106,7 @@ def tables(summary: SplitSummary) -> dict[str, str]:
         (f"first update with a training reward of {LEARNED}", "updates_to_learn"),
         ("training reward, second half", "late_reward"),
         ("its standard deviation between updates", "late_wobble"),
-        ("largest gradient norm of the second half, over the run's median", "late_spike"),
+        ("largest gradient norm of any update", "largest_norm"),
         ("entropy of the second half, nats per token", "late_entropy"),
         ("most turns per rollout of any update", "longest_turns"),
         ("samples per rollout", "samples_per_rollout"),
@@ -111,6 +114,9 @@ def tables(summary: SplitSummary) -> dict[str, str]:
         ("weight of failed rollouts, first update", "negative_share"),
     ]
     body = [[label, *(str(getattr(found, key)) for found in summary.modes.values())] for label, key in rows]
+    first = next(iter(summary.modes))
+    gain = [str(summary.gain[mode]) if mode in summary.gain else "" for mode in summary.modes]
+    body.insert(3, [f"the same, less {first}'s from the same warm-up", *gain])
     return {"split": table(["", *summary.modes], body)}
 
 

@@ -89,11 +89,21 @@ def test_what_is_measured_of_a_normalisation() -> None:
     found = summary.modes["token-mean"]
     assert (found.success_before.mean, found.success_half.mean, found.success_after.mean) == (0.1, 0.5, 0.9)
     assert (found.updates_to_learn.mean, found.longest_turns.mean, found.negative_share.mean) == (2, 5.0, 0.8)
-    assert (found.late_reward.mean, found.late_wobble.mean, found.late_spike.mean) == (0.8, 0.1, 4.0)
+    assert (found.late_reward.mean, found.late_wobble.mean, found.largest_norm.mean) == (0.8, 0.1, 4.0)
     never = split.fold([result("token-mean", 1, steps[:1], {0: {"t": (1, 10)}})], ["token-mean"])
     assert never.modes["token-mean"].updates_to_learn.mean == 1
     with pytest.raises(ValueError, match="no run of rollout-mean"):
         split.fold([result("token-mean", 1, steps, evals)])
+
+
+def test_normalisations_are_compared_seed_by_seed() -> None:
+    def run(mode: str, seed: int, passed: int) -> RunResult:
+        return result(mode, seed, [step(0)], {0: {"t": (1, 10)}, 1: {"t": (passed, 10)}})
+
+    runs = [run("rollout-mean", 1, 5), run("rollout-mean", 2, 8), run("token-mean", 2, 9), run("token-mean", 1, 6)]
+    summary = split.fold(runs, ["rollout-mean", "token-mean"])
+    assert summary.gain["token-mean"] == folding.estimate([0.1, 0.1]) and list(summary.gain) == ["token-mean"]
+    assert "| the same, less rollout-mean's from the same warm-up |  | 0.10 ± 0.00 |" in split.tables(summary)["split"]
 
 
 def test_tables_are_written_between_their_marks(tmp_path: Path) -> None:

@@ -48,3 +48,24 @@ def test_every_run_is_whole_and_of_the_run_file(runs: ModuleType, fold: ModuleTy
         assert [step.step for step in result.steps] == list(range(config.loop.steps)), result.name
         assert result.evals[-1].step == config.loop.steps
         assert result.failed_rollouts == 0 and not any(line.failed for line in result.evals), result.name
+
+
+def test_what_the_page_says_of_normalisations() -> None:
+    found = results(split_runs)
+    summary = split.fold(found)
+    runs = {mode: folding.of_variant(found, mode) for mode in split.MODES}
+    assert min(folding.rate(run.evals[-1]) for run in found) >= 0.75  # "ended between 0.75 and 1.00"
+    assert max(folding.rate(run.evals[-1]) for run in found) == 1.0
+    assert all(gain.half is not None and abs(gain.mean) < gain.half for gain in summary.gain.values())  # "the interval holds 0"
+    largest = {mode: [max(step.grad_norm for step in run.steps) for run in runs[mode]] for mode in runs}
+    assert max(largest["token-mean"]) < 0.8
+    assert [round(max(largest[mode]), 1) for mode in ("rollout-mean", "sequence-mean")] == [2.0, 2.1]
+    turns = {mode: [max(step.turns for step in run.steps) for run in runs[mode]] for mode in runs}
+    for mode in ("token-mean", "sequence-mean"):  # "in every seed"
+        assert all(longer > shorter for longer, shorter in zip(turns["rollout-mean"], turns[mode], strict=True))
+    spread = {mode: {run.steps[0].weight_spread for run in runs[mode]} for mode in runs}
+    assert spread == {"rollout-mean": {8.0}, "token-mean": {1.0}, "sequence-mean": {2.0}}
+    spike = max((step for run in found for step in run.steps), key=lambda step: step.entropy)
+    (spiked,) = (run for run in found if spike in run.steps)
+    assert (spiked.variant, round(spike.entropy, 1)) == ("token-mean", 2.2)
+    assert spiked.steps[spike.step + 1].entropy < 0.25 > sorted(step.entropy for run in found for step in run.steps)[-40]
