@@ -11,7 +11,7 @@ WORKERS ?= 2
 HARNESSES ?= claude-code codex gemini-cli opencode pi qwen-code
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help env env-smollm2 env-vllm env-harnesses env-agents env-postgres env-sandboxes demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube lint format bench docs clean
+.PHONY: help env env-smollm2 env-vllm env-harnesses env-agents env-postgres env-sandboxes demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube lint format bench experiments docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -86,6 +86,10 @@ bench: env  ## ratios against baselines taken in the same run; each ends with on
 	$(BIN)/python bench/control.py
 	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/demo.py
+
+experiments: env  ## the experiments of docs/experiments.md: 21 runs, those whose result is there left out
+	$(BIN)/python -m experiments.split
+	$(BIN)/python -m experiments.harness_mix
 
 docs: env  ## write the configuration page and the table of harnesses, run the documentation's commands and check its settings
 	$(BIN)/python -m whippletree.ui.configuration_page > docs/configuration.md

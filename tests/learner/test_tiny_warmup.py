@@ -13,17 +13,24 @@ import pytest
 from whippletree.gateway.dialects import Target
 from whippletree.gateway.dialects.chat import ChatDialect
 from whippletree.learner.tiny import TinyConfig, build_tiny
-from whippletree.learner.warmup import BASH, Examples, WarmupConfig, transcript, warm_up
+from whippletree.learner.transcripts import TranscriptFormat, transcripts
+from whippletree.learner.warmup import Examples, WarmupConfig, warm_up
 from whippletree.protocols import Recorded
 from whippletree.rendering import ChatRenderer
 from whippletree.rendering.renderer import load_renderer
-from whippletree.tasks.demonstrator import run_command, sloppy_turns
+from whippletree.tasks.demonstrator import Turn, run_command, sloppy_turns
 from whippletree.tasks.trail import Trail, TrailStream
-from whippletree.types import Message, ToolCall
+from whippletree.types import Message, ToolCall, ToolSpec
 
 CONFIG = TinyConfig(warmup=WarmupConfig(steps=0))
 FAMILY = CONFIG.family
 STREAM = TrailStream(FAMILY)
+BASH = ToolSpec(name="bash", description="Execute a bash command")
+
+
+def transcript(trail: Trail, turns: list[Turn], system: str) -> list[Message]:
+    (only,) = transcripts(trail, turns, TranscriptFormat(system=system))
+    return list(only.messages)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +40,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def examples(directory: Path, config: WarmupConfig | None = None, seed: int = 1) -> Examples:
-    return Examples(directory, FAMILY, CONFIG.system, config or WarmupConfig(), seed)
+    return Examples(directory, FAMILY, CONFIG.transcript_formats, config or WarmupConfig(), seed)
 
 
 def record(renderer: ChatRenderer, prompt: list[int], sampled: list[int], messages: int) -> Recorded:
@@ -161,7 +168,7 @@ def test_an_attempt_is_short(fresh):
 def test_held_out_tasks_are_never_shown(fresh):
     """Three names and ten codes leave so few tasks that held-out ones would show up if they could."""
     family = msgspec.structs.replace(FAMILY, names=3, codes=10, depths=(1,), decoys=(0,), heldout=15)
-    source = Examples(fresh, family, CONFIG.system, WarmupConfig(copy_share=0.0, read_on=1.0), 1)
+    source = Examples(fresh, family, CONFIG.transcript_formats, WarmupConfig(copy_share=0.0, read_on=1.0), 1)
     codec = load_renderer(fresh).codec
     seen = {codec.decode(source.draw().ids) for _ in range(1000)}
     renderer_of = examples(fresh)

@@ -54,6 +54,7 @@ def test_failures_are_counted_apart_and_never_as_wrong_answers(store: SqliteStor
     assert (line.valid, line.failed) == (3, 1)
     assert line.success == pytest.approx(1 / 3)  # half a reward is no success
     assert line.by_difficulty == {"depth 1": (1, 1), "depth 2": (0, 2)}
+    assert line.by_source == {"s": (1, 3)}
     assert line.turns_mean == pytest.approx((1 + 2 + 4) / 3)
     assert line.time == max(rollout.updated for rollout in store.rollouts())
 

@@ -128,6 +128,12 @@ def test_sources_are_checked_before_anything_runs(world: World, tmp_path: Path):
     )
     sources, heldout = resolve_sources(config, Layout(tmp_path))
     assert ([source.name for source in sources], len(heldout)) == (["trail"], 2)
+    beside = msgspec.structs.replace(config.sources[0], name="beside", share=0.0)
+    sources, heldout = resolve_sources(msgspec.structs.replace(config, sources=[*config.sources, beside]), Layout(tmp_path))
+    assert [source.name for source in sources] == ["trail"]  # the other one is evaluated only
+    assert {task.source for task in heldout} == {"trail", "beside"}
+    with pytest.raises(ConfigurationError, match="no source has a share"):
+        resolve_sources(msgspec.structs.replace(config, sources=[beside]), Layout(tmp_path))
     with pytest.raises(ConfigurationError, match="two sources are named trail"):
         resolve_sources(msgspec.structs.replace(config, sources=config.sources * 2), Layout(tmp_path))
     with pytest.raises(ConfigurationError, match=r"source trail: tasks\.family differs"):

@@ -45,3 +45,22 @@ def test_tool_results_are_what_the_tasks_own_files_hold(tmp_path):
     assert run_command(trail, "cat nowhere") == ("cat: nowhere: No such file or directory\n", None)
     assert run_command(trail, "ls") == ("sh: 1: ls: not found\n", None)
     assert run_command(trail, "") == ("sh: 1: : not found\n", None)
+
+
+def test_one_that_is_lost_reads_until_its_turns_are_up_and_hands_nothing_in():
+    for index in range(30):
+        trail = STREAM.train(index)
+        turns = sloppy_turns(trail, FAMILY, random.Random(index), 1.0, lost=1.0, lost_turns=6)
+        assert len(turns) == 6 and all(turn.command.startswith("cat ") for turn in turns)
+        assert turns[-1].output == ""
+        for turn in turns[:-1]:
+            assert run_command(trail, turn.command)[0] == turn.output
+            assert turn.exit_code == int(turn.output.startswith("cat: "))
+
+
+def test_it_gets_lost_about_as_often_as_it_is_told_to():
+    rng, lost = random.Random(1), 0
+    for index in range(0, 3000, 3):
+        turns = sloppy_turns(STREAM.train(index), FAMILY, rng, 1.0, lost=0.3)
+        lost += turns[-1].command.startswith("cat")
+    assert STREAM.train(0).depth == 1 and abs(lost / 1000 - 0.3) < 0.05

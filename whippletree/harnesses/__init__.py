@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 from whippletree.configuration import Config
 from whippletree.errors import ConfigurationError
 from whippletree.harnesses.packages import Packaged
+from whippletree.loading import load_named
 from whippletree.protocols import Harness
 
 __all__ = ["NAMES", "load_harness", "shipped_settings"]
@@ -25,21 +25,19 @@ NAMES = {
     "openhands": "whippletree.harnesses.openhands:OpenHands",
     "pi": "whippletree.harnesses.pi:Pi",
     "qwen-code": "whippletree.harnesses.qwen_code:QwenCode",
+    "whitebox": "whippletree.harnesses.whitebox:Whitebox",
 }
 
 
 def load_harness(name: str, directory: Path | None = None) -> Harness:
     """The adapter called `name`; its package is not imported yet. `directory`: where harnesses are installed (None: the user's
     cache folder). Raises ConfigurationError."""
-    target = NAMES.get(name, name)
-    module, separator, attribute = target.partition(":")
-    if not separator:
+    if ":" not in name and name not in NAMES:
         cause = f"harness {name!r} is not known"
         raise ConfigurationError(cause, f"use one of {', '.join(sorted(NAMES))}, or module:Class for your own")
-    try:
-        kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"harness {name!r}: {error}", "check that the module can be imported here") from error
+    kind = load_named("harness", NAMES.get(name, name))
+    if not callable(kind):
+        raise ConfigurationError(f"harness {name!r} is not a class", "see whippletree.protocols.Harness for what it needs")
     harness = kind(directory) if isinstance(kind, type) and issubclass(kind, Packaged) else kind()
     if not isinstance(harness, Harness):
         raise ConfigurationError(f"harness {name!r} is not a Harness", "see whippletree.protocols.Harness for what it needs")

@@ -26,7 +26,8 @@ import msgspec
 
 from whippletree.configuration import Config
 from whippletree.errors import ConfigurationError
-from whippletree.learner.warmup import BASH, Examples, WarmupConfig, transcript, warm_up
+from whippletree.learner.transcripts import TranscriptFormat, transcripts
+from whippletree.learner.warmup import Examples, WarmupConfig, warm_up
 from whippletree.rendering.config import RenderingConfig
 from whippletree.rendering.template import TINY, load_template
 from whippletree.tasks.config import TrailFamily
@@ -45,7 +46,9 @@ class TinyConfig(Config):
     family: TrailFamily = TrailFamily()
     """The family that the model is warmed up on; its held-out tasks are never shown."""
     system: str = "Work with the bash tool."
-    """The harness's system prompt, word for word, as the gateway will see it."""
+    """The harness's system prompt, word for word, as the gateway will see it. Not used where `formats` are given."""
+    formats: tuple[TranscriptFormat, ...] = ()
+    """How the harnesses of the run write attempts down; empty: one, mini-SWE-agent's in tool-call mode with `system`."""
     hidden_size: int = 96
     """Width of the model."""
     layers: int = 2
@@ -66,6 +69,11 @@ class TinyConfig(Config):
     """Most tokens that the tokenizer may have; training stops earlier when nothing is left to merge."""
     warmup: WarmupConfig = WarmupConfig()
     """The supervised warm-up."""
+
+    @property
+    def transcript_formats(self) -> tuple[TranscriptFormat, ...]:
+        """The formats in use."""
+        return self.formats or (TranscriptFormat(system=self.system),)
 
 
 def build_tiny(cache: Path, config: TinyConfig, *, seed: int) -> Path:
@@ -123,9 +131,10 @@ def _tokenizer_texts(config: TinyConfig) -> list[str]:
     marks = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
     texts: list[str] = []
     for index in range(TOKENIZER_TRANSCRIPTS):
-        trail = stream.train(index)
-        messages = transcript(trail, sloppy_turns(trail, config.family, rng, 0.7), config.system)
-        texts += filter(None, marks.split(template.render(messages, [BASH], generation_prompt=False)))
+        trail, warmup = stream.train(index), config.warmup
+        turns = sloppy_turns(trail, config.family, rng, 0.7, lost=warmup.lost, lost_turns=warmup.lost_turns)
+        for found in transcripts(trail, turns, config.transcript_formats[index % len(config.transcript_formats)]):
+            texts += filter(None, marks.split(template.render(found.messages, found.tools, generation_prompt=False)))
     codes = [str(code) for code in range(FIRST_CODE, FIRST_CODE + config.family.codes)]
     return texts + [*NAMES[: config.family.names], *codes] * 10
 
@@ -162,7 +171,7 @@ def _build(directory: Path, config: TinyConfig, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(shape)
-        examples = Examples(directory, config.family, config.system, config.warmup, seed)
+        examples = Examples(directory, config.family, config.transcript_formats, config.warmup, seed)
         stats = warm_up(model, examples, config.warmup)
     model.save_pretrained(str(directory))
     recipe = {"recipe": RECIPE, "seed": seed, "config": config, "warmup": stats}

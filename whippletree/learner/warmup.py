@@ -13,7 +13,6 @@ This module imports torch only when it trains.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Sequence
@@ -22,18 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whippletree.configuration import Config
+from whippletree.learner.transcripts import TranscriptFormat, transcripts
 from whippletree.rendering.codec import Codec, load_codec
 from whippletree.rendering.config import RenderingConfig
 from whippletree.rendering.template import ChatTemplate, load_template
 from whippletree.tasks.config import TrailFamily
-from whippletree.tasks.demonstrator import Turn, sloppy_turns
-from whippletree.tasks.trail import FIRST_CODE, NAMES, Trail, TrailStream
-from whippletree.types import Message, Struct, ToolCall, ToolSpec
+from whippletree.tasks.demonstrator import sloppy_turns
+from whippletree.tasks.trail import FIRST_CODE, NAMES, TrailStream
+from whippletree.types import Message, Struct, ToolSpec
 
 if TYPE_CHECKING:
     import torch
 
-BASH = ToolSpec(name="bash", description="Execute a bash command")
 END = "<|im_end|>"
 ANSWER = "<|im_start|>assistant\n"
 COPY_SHORTEST = 4  # entries
@@ -53,6 +52,10 @@ class WarmupConfig(Config):
     """AdamW's highest learning rate; it rises over 20 updates and then falls linearly to a tenth."""
     read_on: float = 0.45
     """Probability with which the demonstrator reads on at each file; its success on a trail of depth d is about read_on**d."""
+    lost: float = 0.0
+    """Probability, at each file, that it loses its way: it reads files at random until its turns are up, and fails."""
+    lost_turns: int = 8
+    """Turns that one which lost its way has in all."""
     copy_share: float = 0.45
     """Share of the sequences that are lists to repeat instead of demonstrations."""
     copy_longest: int = 10
@@ -74,17 +77,6 @@ class WarmupStats(Struct):
     cpu_seconds: float
 
 
-def transcript(trail: Trail, turns: Sequence[Turn], system: str) -> list[Message]:
-    """The messages that a harness in tool-call mode has after these turns of a task."""
-    messages = [Message(role="system", content=system), Message(role="user", content=trail.instruction)]
-    for number, turn in enumerate(turns):
-        call = ToolCall(id=f"call_{number}", name=BASH.name, arguments=json.dumps({"command": turn.command}))
-        messages.append(Message(role="assistant", tool_calls=(call,)))
-        if turn.output:
-            messages.append(Message(role="tool", content=turn.output, tool_call_id=call.id))
-    return messages
-
-
 @dataclass(frozen=True)
 class Example:
     """One training sequence. Both columns have the same length; `trained` marks what the assistant says."""
@@ -96,11 +88,13 @@ class Example:
 class Examples:
     """Draws training sequences, tokenised as the gateway would feed and record them. Endless; the seed decides everything."""
 
-    def __init__(self, directory: Path, family: TrailFamily, system: str, config: WarmupConfig, seed: int) -> None:
+    def __init__(
+        self, directory: Path, family: TrailFamily, formats: Sequence[TranscriptFormat], config: WarmupConfig, seed: int
+    ) -> None:
         self._codec: Codec = load_codec(directory / "tokenizer.json")
         self._template: ChatTemplate = load_template(directory, RenderingConfig())
         self._stream = TrailStream(family)
-        self._family, self._system, self._config = family, system, config
+        self._family, self._formats, self._config = family, formats, config
         self._rng = random.Random(f"{seed}/warmup")
         self._pieces: dict[str, list[int]] = {}
 
@@ -109,8 +103,11 @@ class Examples:
         if self._rng.random() < self._config.copy_share:
             return self.encode(self._copying(), ())
         trail = self._stream.train(self._rng.randrange(1 << 30))
-        turns = sloppy_turns(trail, self._family, self._rng, self._config.read_on)
-        return self.encode(transcript(trail, turns, self._system), (BASH,))
+        config, format = self._config, choose_format(self._formats, self._rng)
+        turns = sloppy_turns(trail, self._family, self._rng, config.read_on, lost=config.lost, lost_turns=config.lost_turns)
+        found = transcripts(trail, turns, format)
+        chosen = found[self._rng.randrange(len(found))] if len(found) > 1 else found[0]
+        return self.encode(chosen.messages, chosen.tools)
 
     def encode(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Example:
         """Ids of the messages, the assistant's turns marked. Pieces between special tokens are tokenised on their own, which
@@ -142,6 +139,11 @@ class Examples:
         ]
         text = " ".join(entries)
         return [Message(role="user", content=text), Message(role="assistant", content=text)]
+
+
+def choose_format(formats: Sequence[TranscriptFormat], rng: random.Random) -> TranscriptFormat:
+    """One of them, by weight."""
+    return formats[0] if len(formats) == 1 else rng.choices(formats, [format.weight for format in formats])[0]
 
 
 def warm_up(model: Any, examples: Examples, config: WarmupConfig) -> WarmupStats:

@@ -54,8 +54,9 @@ class SourceSection(Config):
     """Where its tasks come from."""
     harness: HarnessSection = HarnessSection()
     """The harness that its rollouts run in."""
-    share: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    """Its share of the training groups of every update, relative to the other sources."""
+    share: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    """Its share of the training groups of every update, relative to the other sources. 0: its held-out tasks are evaluated, and
+    nothing of it is trained; for example, another harness."""
     curriculum: CurriculumConfig | None = None
     """Draw its tasks by their recent pass rate; left out: each once an epoch."""
     reward: str = ""

@@ -161,10 +161,11 @@ def summarise(store: Store, rollouts: Sequence[Rollout], *, step: int, policy_ve
     """Fold terminal rollouts into one line."""
     valid = [rollout for rollout in rollouts if rollout.reward is not None]
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    sources: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for rollout in valid:
-        cell = counts[rollout.spec.labels.get("difficulty", "all")]
-        cell[0] += int(rollout.reward is not None and rollout.reward >= 1.0)
-        cell[1] += 1
+        for cell in (counts[rollout.spec.labels.get("difficulty", "all")], sources[rollout.spec.source]):
+            cell[0] += int(rollout.reward is not None and rollout.reward >= 1.0)
+            cell[1] += 1
     calls = [store.calls(rollout.spec.rollout_id, rollout.attempt) for rollout in valid]
     cancelled_ones = sum(cancelled(rollout) for rollout in rollouts)
     newest = max((rollout.updated for rollout in rollouts), default=0.0)
@@ -180,5 +181,6 @@ def summarise(store: Store, rollouts: Sequence[Rollout], *, step: int, policy_ve
         versions=tuple(sorted({span.policy_version for found in calls for call in found for span in call.versions})),
         turns_mean=mean(map(len, calls)),
         by_difficulty={name: (passed, total) for name, (passed, total) in sorted(counts.items())},
+        by_source={name: (passed, total) for name, (passed, total) in sorted(sources.items())},
         seconds=seconds,
     )

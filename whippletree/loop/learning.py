@@ -4,7 +4,7 @@
 Invariants (tests/loop/test_learning.py):
 - the summary is written last, and says `complete` only when every update was made;
 - a loop that is stopped leaves a run that resumes;
-- two sources never share a name.
+- two sources never share a name; one without a share is evaluated and never trained.
 """
 
 from __future__ import annotations
@@ -77,8 +77,11 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
             variables=config.control.variables,
             backing=backing,
         )
-        sources.append(msgspec.structs.replace(source, curriculum=section.curriculum))
+        if section.share > 0:
+            sources.append(msgspec.structs.replace(source, curriculum=section.curriculum))
         heldout.extend(held)
+    if not sources:
+        raise ConfigurationError("no source has a share of the training groups", "give one of them a share above 0")
     return sources, heldout
 
 

@@ -92,7 +92,8 @@ class StepMetrics(Struct):
 
 
 class EvalMetrics(Struct):
-    """One evaluation on the held-out tasks. `by_difficulty` maps a difficulty label to (passed, valid). `failed`: for reasons
+    """One evaluation on the held-out tasks. `by_difficulty` maps a difficulty label to (passed, valid), `by_source` a source's
+    name. `failed`: for reasons
     other than the model; `cut`: cancelled, because the evaluation's time was over or by somebody. Neither is in `success`;
     `success_of_all` counts both as not passed, so that a score cannot rise because rollouts failed. `policy_version` is the one
     that it was begun with, `versions` those that sampled it: more than one where training went on beside it.
@@ -112,6 +113,7 @@ class EvalMetrics(Struct):
     cut: int = 0
     success_of_all: float | None = None
     versions: tuple[int, ...] = ()
+    by_source: dict[str, tuple[int, int]] = {}
 
 
 class Summary(Struct, omit_defaults=False):

@@ -1,10 +1,10 @@
 """A sloppy demonstrator of the trail family: what a model is warmed up on before it learns to do better.
 
 At each file of the trail it reads on with probability p; otherwise it hands in a code that it made up. It succeeds with
-probability p**depth, plus a little luck.
+probability p**depth, plus a little luck. One that loses its way reads files at random from there on, and hands nothing in.
 
 Invariants (tests/tasks/test_demonstrator.py):
-- with p = 1 its turns are those of the oracle; with p = 0 it guesses at once;
+- with p = 1 its turns are those of the oracle; with p = 0 it guesses at once; with lost = 1 it hands nothing in;
 - every tool result is what the task's own files and commands print.
 """
 
@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass
 
 from whippletree.tasks.config import TrailFamily
-from whippletree.tasks.trail import FIRST_CODE, Trail
+from whippletree.tasks.trail import FIRST_CODE, NAMES, Trail
 
 SUBMITTED = "submitted"
 
@@ -25,18 +25,31 @@ class Turn:
 
     command: str
     output: str
+    exit_code: int = 0
 
 
-def sloppy_turns(trail: Trail, family: TrailFamily, rng: random.Random, p: float) -> list[Turn]:
-    """The demonstrator's turns on one task. `p`: the probability of reading on at each file."""
+def sloppy_turns(
+    trail: Trail, family: TrailFamily, rng: random.Random, p: float, *, lost: float = 0.0, lost_turns: int = 8
+) -> list[Turn]:
+    """The demonstrator's turns on one task. `p`: the probability of reading on at each file. `lost`: the probability, at each
+    file, of losing the way for good: then it reads files at random until it has had `lost_turns` turns."""
     texts = trail.files()
     turns: list[Turn] = []
     for name in trail.names:
+        if lost and rng.random() < lost:
+            wandering = [f"cat {rng.choice(NAMES[: family.names])}" for _ in range(max(1, lost_turns - len(turns)))]
+            turns += [_ran(trail, command) for command in wandering]
+            return [*turns[:-1], Turn(turns[-1].command, "")]
         if rng.random() >= p:
             guess = rng.randrange(FIRST_CODE, FIRST_CODE + family.codes)
             return [*turns, Turn(f"submit {guess}", "")]
         turns.append(Turn(f"cat {name}", texts[name]))
     return [*turns, Turn(f"submit {trail.code}", "")]
+
+
+def _ran(trail: Trail, command: str) -> Turn:
+    output, _ = run_command(trail, command)
+    return Turn(command, output, int("No such file" in output))
 
 
 def run_command(trail: Trail, command: str) -> tuple[str, str | None]:

@@ -1,0 +1,1 @@
+"""Experiments that docs/experiments.md reports on, each reproducible by one command from the repository's root."""

@@ -1,0 +1,1 @@
+"""One model trained in one harness or in three: `python -m experiments.harness_mix`."""

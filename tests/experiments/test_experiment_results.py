@@ -1,0 +1,71 @@
+"""The page says what the committed results say: every run is there, the summaries and tables follow from them, and so do the
+sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from experiments import folding
+from experiments.harness_mix import __main__ as mix_runs
+from experiments.harness_mix import fold as mix
+from experiments.running import RunResult, read_results
+from experiments.split import __main__ as split_runs
+from experiments.split import fold as split
+from whippletree.configuration import load
+from whippletree.loop.config import RunConfig
+
+PAGE = (Path(__file__).parents[2] / "docs/experiments.md").read_text(encoding="utf-8")
+EXPERIMENTS = [
+    pytest.param(split_runs, split, split.SplitSummary, id="split"),
+    pytest.param(mix_runs, mix, mix.MixSummary, id="harness-mix"),
+]
+
+
+def results(runs: ModuleType) -> list[RunResult]:
+    found = read_results(runs.planned(), runs.HERE / "results")
+    assert [result.name for result in found] == [plan.name for plan in runs.planned()]
+    return found
+
+
+@pytest.mark.parametrize(("runs", "fold", "kind"), EXPERIMENTS)
+def test_the_summary_and_the_tables_follow_from_the_results(runs: ModuleType, fold: ModuleType, kind: Any) -> None:
+    summary = fold.fold(results(runs))
+    assert msgspec.json.decode((runs.HERE / "summary.json").read_bytes(), type=kind) == summary
+    for name, content in fold.tables(summary).items():
+        begin, end = folding.marks(name)
+        assert f"{begin}\n{content}{end}" in PAGE, f"run `python -m experiments.{runs.HERE.name} --only-fold`"
+
+
+@pytest.mark.parametrize(("runs", "fold", "kind"), EXPERIMENTS)
+def test_every_run_is_whole_and_of_the_run_file(runs: ModuleType, fold: ModuleType, kind: Any) -> None:
+    config = load(RunConfig, next(runs.HERE.glob("*.toml")))
+    for result in results(runs):
+        assert [step.step for step in result.steps] == list(range(config.loop.steps)), result.name
+        assert result.evals[-1].step == config.loop.steps
+        assert result.failed_rollouts == 0 and not any(line.failed for line in result.evals), result.name
+
+
+def test_what_the_page_says_of_normalisations() -> None:
+    found = results(split_runs)
+    summary = split.fold(found)
+    runs = {mode: folding.of_variant(found, mode) for mode in split.MODES}
+    assert min(folding.rate(run.evals[-1]) for run in found) >= 0.75  # "ended between 0.75 and 1.00"
+    assert max(folding.rate(run.evals[-1]) for run in found) == 1.0
+    assert all(gain.half is not None and abs(gain.mean) < gain.half for gain in summary.gain.values())  # "the interval holds 0"
+    largest = {mode: [max(step.grad_norm for step in run.steps) for run in runs[mode]] for mode in runs}
+    assert max(largest["token-mean"]) < 0.8
+    assert [round(max(largest[mode]), 1) for mode in ("rollout-mean", "sequence-mean")] == [2.0, 2.1]
+    turns = {mode: [max(step.turns for step in run.steps) for run in runs[mode]] for mode in runs}
+    for mode in ("token-mean", "sequence-mean"):  # "in every seed"
+        assert all(longer > shorter for longer, shorter in zip(turns["rollout-mean"], turns[mode], strict=True))
+    spread = {mode: {run.steps[0].weight_spread for run in runs[mode]} for mode in runs}
+    assert spread == {"rollout-mean": {8.0}, "token-mean": {1.0}, "sequence-mean": {2.0}}
+    spike = max((step for run in found for step in run.steps), key=lambda step: step.entropy)
+    (spiked,) = (run for run in found if spike in run.steps)
+    assert (spiked.variant, round(spike.entropy, 1)) == ("token-mean", 2.2)
+    assert spiked.steps[spike.step + 1].entropy < 0.25 > sorted(step.entropy for run in found for step in run.steps)[-40]
