@@ -14,7 +14,7 @@ import pytest
 
 from whippletree.errors import ConfigurationError, HarnessError
 from whippletree.harnesses import callable_context, load_harness
-from whippletree.harnesses.callable import FOLDER, PythonCallable
+from whippletree.harnesses.python_callable import FOLDER, PythonCallable
 from whippletree.protocols import AttemptSpec, ConfiguredHarness, HarnessResult, PoolHarness, SandboxHandle
 from whippletree.traces.atif import Agent, Step, Trajectory
 

@@ -13,7 +13,7 @@ from model_stub import ModelStub, bash, error, text
 
 from whippletree import sandboxes
 from whippletree.errors import SandboxError
-from whippletree.harnesses.callable import PythonCallable
+from whippletree.harnesses.python_callable import PythonCallable
 from whippletree.protocols import AttemptSpec, HarnessResult
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]

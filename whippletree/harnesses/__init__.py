@@ -14,7 +14,7 @@ __all__ = ["NAMES", "load_harness", "shipped_settings"]
 
 NAMES = {
     "aider": "whippletree.harnesses.aider:Aider",
-    "callable": "whippletree.harnesses.callable:PythonCallable",
+    "callable": "whippletree.harnesses.python_callable:PythonCallable",
     "claude-code": "whippletree.harnesses.claude_code:ClaudeCode",
     "codex": "whippletree.harnesses.codex:Codex",
     "command": "whippletree.harnesses.command:Command",

@@ -265,6 +265,8 @@ class QwenSettings(Config):
 
     request_retries: int = 2
     """How often it repeats a model request that fails."""
+
+
 class WhiteboxSettings(Config):
     """Settings of whitebox. In templates {name} is replaced for the names that are given; other braces stay as they are.
 
