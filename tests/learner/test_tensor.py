@@ -91,8 +91,9 @@ def test_every_style_of_a_plan_makes_the_update_of_one_process(tmp_path: Path):
         ones.append((name, one_process(directory, batches()[:1], {}, kind=InDouble)))
         jobs.append((directory, batches()[:1], {"ranks": ranks(tensor=2)}, RankedInDouble))
     found = run_ranks(2, several, jobs)
-    for number, (_, one) in enumerate(ones):
-        as_one([made[number] for made in found], one)
+    for number, (name, one) in enumerate(ones):
+        tolerance = 1e-7 if name == "a norm over all heads" else 1e-9  # its router computes a softmax in float32
+        as_one([made[number] for made in found], one, tolerance=tolerance)
 
 
 def test_settings_of_the_learner_mean_the_same_where_layers_are_shared(small_model: Path):

@@ -255,9 +255,7 @@ class Learner:
 
     def _own_values(self, row: Row) -> torch.Tensor:
         with self._routed(row):
-            values = self._values(row, None)
-        assert values is not None  # for mypy: there is a critic
-        return values
+            return self._values(row, None)  # type: ignore[return-value]  # there is a critic
 
     def _own_logprobs(self, row: Row) -> torch.Tensor:
         with self._routed(row):
@@ -353,15 +351,14 @@ class Learner:
 
     def _clip(self, rows: Sequence[Row]) -> float:
         """Scale gradients down to the limit, the policy's and the critic's each to its own; the norm of the policy's."""
-        norms = [self._clipped(self.parameters)]
-        if self.critic is not None:
-            norms.append(self._clipped(self.critic.parameters))
-        if not all(math.isfinite(norm) for norm in norms):
-            told = next(norm for norm in norms if not math.isfinite(norm))
-            raise NonFiniteError(
-                f"gradient norm {told} from {self._culprits(rows)}", "lower learner.learning_rate or look at the rows"
-            )
+        norms = [self._clipped(found) for found in self._trained()]
+        if not math.isfinite(sum(norms)):
+            told = f"gradient norm {sum(norms)} from {self._culprits(rows)}"
+            raise NonFiniteError(told, "lower learner.learning_rate or look at the rows")
         return norms[0]
+
+    def _trained(self) -> list[list[torch.nn.Parameter]]:
+        return [self.parameters] if self.critic is None else [self.parameters, self.critic.parameters]
 
     def _clipped(self, parameters: Sequence[torch.nn.Parameter]) -> float:
         return float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or float("inf")))
@@ -379,7 +376,7 @@ class Learner:
         with self._routed(row) as routing:
             _, _, loss = self._loss_of(row, routing, Sums(), total=len(row.token_ids))
             loss.backward()  # type: ignore[no-untyped-call]
-        return self._all_finite([*self.parameters, *([] if self.critic is None else self.critic.parameters)])
+        return self._all_finite([parameter for found in self._trained() for parameter in found])
 
     def _all_finite(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
         return all(bool(torch.isfinite(found.grad).all()) for found in parameters if found.grad is not None)
