@@ -193,9 +193,8 @@ def test_a_task_that_rewards_doing_nothing_fails_its_check(capsys: pytest.Captur
 def test_harnesses_are_listed_and_shown(capsys: pytest.CaptureFixture[str]):
     lines = told(capsys, "harness", "list").splitlines()
     assert [line.split()[:2] for line in lines if line.startswith("mini")] == [["mini-swe-agent", "2.4.6"]]
-    assert {report["name"]: report["package"]["kind"] for report in json.loads(told(capsys, "harness", "list", "--json"))}[
-        "mini-swe-agent"
-    ] == "extra"
+    reports = {report["name"]: report for report in json.loads(told(capsys, "harness", "list", "--json"))}
+    assert reports["mini-swe-agent"]["package"]["kind"] == "extra" and "package" not in reports["command"]
     facts, settings = told(capsys, "harness", "show", "mini-swe-agent").split("\n# ", 1)
     assert facts.startswith("mini-swe-agent 2.4.6\n") and "variations           system, steps" in facts
     assert tomllib.loads(f"# {settings}")["step_limit"] == ANY

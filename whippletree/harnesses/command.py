@@ -49,6 +49,7 @@ class Command(Adapter):
     facts = HarnessFacts(
         dialects=("chat", "responses", "messages", "gemini"),
         streams=False,
+        sampled_turn="as it sends it",
         exit_code="as the settings success_codes, crash_codes and budget_codes say",
         notes=("What it sends is the program's affair: see what was captured of its first attempts before training on it.",),
     )

@@ -50,6 +50,7 @@ class PythonCallable(Adapter):
         dialects=("chat", "responses", "messages", "gemini"),
         streams=False,
         launches=("pool", "process"),
+        sampled_turn="as it sends it",
         exit_code="0 when the function returned, 75 when it was out of steps, 1 when it raised",
         variations=("steps",),
         notes=("What it sends is the function's affair: see what was captured of its first attempts before training on it.",),
