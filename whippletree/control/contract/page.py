@@ -2,7 +2,7 @@
 
 It is made of the reports that `whippletree harness check NAME --record docs/contract` wrote.
 
-Invariants (tests/control/test_contract_page.py): the page in docs is what the reports in docs give; a report's facts and
+Invariants (tests/control/test_contract_report.py): the page in docs is what the reports in docs give; a report's facts and
 version are those of the adapter now, so that a changed adapter must be checked again.
 """
 
