@@ -25,6 +25,7 @@ from whippletree.rendering import RenderingConfig, load_renderer
 from whippletree.sandboxes import SandboxConfig, create
 from whippletree.store import SegmentPayloadStore, open_store
 
+POOLED = [name for name in NAMES if "pool" in load_harness(name).facts.launches]
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
 
 
@@ -70,7 +71,8 @@ SHIPPED: list[tuple[type, str, Make]] = [
     (protocols.Store, "sqlite", open_store),
     (protocols.PayloadStore, "segments", SegmentPayloadStore),
     (protocols.Sandbox, "box", sandbox),
-    *((protocols.PoolHarness, name, lambda _, name=name: load_harness(name)) for name in NAMES),
+    *((protocols.Harness, name, lambda _, name=name: load_harness(name)) for name in NAMES),
+    *((protocols.PoolHarness, name, lambda _, name=name: load_harness(name)) for name in POOLED),
     *((dialects.Dialect, name, lambda _, name=name: DIALECTS[name]) for name in DIALECTS),
     *((dialects.StreamWriter, name, lambda _, name=name: stream_of(DIALECTS[name])) for name in DIALECTS),
 ]
