@@ -55,7 +55,7 @@ def test_the_commands_that_the_docs_name_are_there():
     assert set(commands(build_parser())) == {
         ("train",), ("eval",), ("gateway",), ("engine",), ("controller",), ("learner",), ("version",), ("report",),
         ("tasks", "make"), ("tasks", "list"), ("tasks", "validate"), ("tasks", "check"), ("tasks", "show"), ("tasks", "run"),
-        ("harness", "list"), ("harness", "show"), ("harness", "install"),
+        ("harness", "list"), ("harness", "show"), ("harness", "install"), ("harness", "check"),
         ("config", "show"), ("config", "check"), ("rollouts", "list"), ("rollouts", "show"),
         ("rollouts", "export"), ("rollouts", "reconcile"), ("rollouts", "shell"),
     }  # fmt: skip

@@ -67,6 +67,8 @@ def test_the_last_event_and_the_exit_code_say_how_it_ended() -> None:
     assert result(1, lines(init, failed), None) == HarnessResult(
         exit_status="unknown", steps=1, crashed=True, message="[API Error: terminated]"
     )
+    full = {"type": "result", "status": "error", "error": {"message": "exceeds the maximum number of tokens allowed"}}
+    assert result(144, lines(init, full), None).exit_status == "ContextWindowExceeded"
     assert result(53, lines(init, used), None) == HarnessResult(exit_status="TurnLimit", steps=2, ran_out="budget")
     assert result(124, lines(init), None).ran_out == "time"
     assert result(42, "no input", None) == HarnessResult(exit_status="Exit42", crashed=True, message="no input")

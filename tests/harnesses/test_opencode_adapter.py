@@ -85,6 +85,8 @@ def test_its_output_says_how_it_ended() -> None:
 
     assert ended(0, step, text, step) == HarnessResult(exit_status="Completed", steps=2, message="Done.")
     assert ended(0, step, error) == HarnessResult(exit_status="APIError", steps=1, crashed=True, message="busy")
+    full = {"type": "error", "error": {"name": "APIError", "data": {"message": "prompt is too long: 9001 tokens"}}}
+    assert (ended(0, step, full).exit_status, ended(0, step, full).ran_out) == ("ContextWindowExceeded", "budget")
     assert ended(0, error, text, step) == HarnessResult(exit_status="Completed", steps=1, message="Done.")
     assert ended(1, step).exit_status == "Exit1" and ended(1, step).crashed
     assert ended(0).exit_status == "NoTurn" and ended(0).crashed

@@ -65,6 +65,8 @@ def test_the_last_event_and_the_exit_code_say_how_it_ended() -> None:
     assert result(1, json.dumps(failed), None) == HarnessResult(
         exit_status="error_during_execution", crashed=True, message="[API Error: 400]"
     )
+    full = failed | {"error": {"message": "This model's maximum context length is 8192 tokens."}}
+    assert (result(1, json.dumps(full), None).crashed, result(1, json.dumps(full), None).ran_out) == (False, "budget")
     assert result(53, json.dumps(failed), None).ran_out == "budget" and not result(53, "", None).crashed
     assert result(124, "", None).ran_out == "time"
     assert result(139, "Segmentation fault", None) == HarnessResult(

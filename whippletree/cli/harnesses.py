@@ -95,7 +95,8 @@ def _show(arguments: argparse.Namespace) -> int:
     if report.folder:
         print(f"{'installed' if report.installed else 'not installed'}: {report.folder}")
     print()
-    for field, value in msgspec.structs.asdict(report.facts).items():
+    facts = {field: value for field, value in msgspec.structs.asdict(report.facts).items() if field != "probe"}
+    for field, value in facts.items():
         for text in value if field == "notes" else (_plain(value),):
             print(f"{field.replace('_', ' '):20} {text}")
     if harness.settings is not None and harness.settings.__struct_fields__:

@@ -139,6 +139,7 @@ class MiniSweAgent(Adapter):
         exit_code="0 also where a limit ended it; its trajectory says how it ended.",
         variations=("system", "steps"),
         fixed_prompt_chars=700,
+        ends_at=("overflow",),
         probe=Probe(finish_tool="bash", finish_arguments={"command": f"echo {DONE_MESSAGE}"}),
         notes=(
             "A turn whose tool call cannot be read is dropped from the history.",

@@ -6,6 +6,7 @@ arguments that are no JSON object are kept as they were written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ import msgspec
 from whippletree.traces.atif import StepToolCall
 
 T = TypeVar("T")
+OVERFLOW = re.compile(r"maximum context length|prompt is too long|maximum number of tokens", re.IGNORECASE)
+"""How the gateway tells, in each dialect, that a prompt does not fit."""
 TIMED_OUT = 124  # exit code of a process that was ended at its time limit
 
 

@@ -7,7 +7,7 @@
 `scenarios` says what is tried, `world` runs it with the parts that attempts are run with, `grading` compares what was seen with
 the adapter's facts, `report` and `page` show it.
 
-Invariants (tests/control/test_contract_*.py):
+Invariants (tests/control/test_contract_check.py):
 - a check never touches the network and leaves no process, sandbox or file behind;
 - what differs from the adapter's facts is FAIL, whichever of the two is wrong;
 - a report has a line for each point of the contract, in one order, whatever happened.

@@ -5,7 +5,7 @@
     what was seen is not what the facts say           FAIL
     it cannot be seen of this harness, or here        not applicable
 
-Invariants (tests/control/test_contract_grading.py): every point has exactly one line, in the order of POINTS; a scenario that
+Invariants (tests/control/test_contract_report.py): every point has exactly one line, in the order of POINTS; a scenario that
 could not be run fails the points that need it, with its error.
 """
 

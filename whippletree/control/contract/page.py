@@ -2,7 +2,7 @@
 
 It is made of the reports that `whippletree harness check NAME --record docs/contract` wrote.
 
-Invariants (tests/control/test_contract_page.py): the page in docs is what the reports in docs give; a report's facts and
+Invariants (tests/control/test_contract_report.py): the page in docs is what the reports in docs give; a report's facts and
 version are those of the adapter now, so that a changed adapter must be checked again.
 """
 
@@ -61,8 +61,8 @@ def page(reports: Sequence[Report]) -> str:
         "",
         "`whippletree harness check NAME` runs a harness in sandboxes against the gateway and a scripted engine, and grades",
         "what it sees against the adapter's facts: pass; differs as the facts say; FAIL (what was seen is not what the facts",
-        "say); not applicable (–). It exits with 0 only where no point fails. [Checking a harness](harness-check.md) says how it",
-        "works.",
+        "say); not applicable (–). It exits with 0 only where no point fails. [Checking a harness](harness-check.md) says",
+        "how it works.",
         "",
         "The tables are made of recorded reports:",
         "`python -m whippletree.control.contract.page docs/contract > docs/harness-contract.md`.",

@@ -1,6 +1,6 @@
 """What a check tries, as data: one scenario is one attempt with a script and, in some, trouble.
 
-Invariants (tests/control/test_contract_scenarios.py): every scenario's name is its own; what a harness cannot do by
+Invariants (tests/control/test_contract_script.py): every scenario's name is its own; what a harness cannot do by
 its facts is no scenario; no command holds the word that it prints.
 """
 

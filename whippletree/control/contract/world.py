@@ -1,6 +1,6 @@
 """Runs scenarios with real parts: store, gateway, scripted engine, sandbox, and the launcher that attempts have.
 
-Invariants (tests/control/test_contract_world.py): a run ends by its limit; what cannot be run is told in `error`, with the
+Invariants (tests/control/test_contract_check.py): a run ends by its limit; what cannot be run is told in `error`, with the
 cause; sandboxes, stores and ports are gone afterwards.
 """
 
