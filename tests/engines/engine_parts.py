@@ -36,7 +36,7 @@ class Models(msgspec.Struct):
 
 def build(directory: Path, kind: str, seed: int, **changes: Any) -> str:
     """A tiny random model in Hugging Face layout; norms are not 1, so that a forgotten one shows."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     settings: dict[str, Any] = {
         "vocab_size": VOCABULARY,
@@ -55,7 +55,11 @@ def build(directory: Path, kind: str, seed: int, **changes: Any) -> str:
         **changes,
     }
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(Qwen3Config(**settings)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**settings))
+    if kind == "qwen3-moe":
+        sizes = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True}
+        model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**sizes, **settings}))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**settings)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**settings))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -37,7 +37,7 @@ def test_the_older_place_of_rope_theta_is_read(models: Callable[[str], Models], 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"architectures": ["Qwen3MoeForCausalLM"]},
+        {"architectures": ["MixtralForCausalLM"]},
         {"architectures": []},
         {"attention_bias": True},
         {"mlp_bias": True},

@@ -62,7 +62,7 @@ def check(reference: Reference, directory: str, tokens: list[int], scores: list[
     assert scores == pytest.approx(reference(directory, tokens, 1.0), abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen3-moe"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_pieces_and_decoding_in_any_mix_agree_with_a_plain_forward(
     models: Callable[[str], Models], reference: Reference, kind: str, seed: int
@@ -85,7 +85,7 @@ def test_pieces_and_decoding_in_any_mix_agree_with_a_plain_forward(
 
 
 @pytest.mark.parametrize("slots", [[2, 3, 4, 5], [0, 2, 3, 5, 6], [0, 3, 6, 9, 11]], ids=["side by side", "gaps", "scattered"])
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen3-moe"])
 def test_reading_a_common_beginning_once_changes_nothing(
     models: Callable[[str], Models], reference: Reference, kind: str, slots: list[int]
 ) -> None:

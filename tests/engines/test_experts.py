@@ -9,8 +9,8 @@ import json
 import numpy as np
 import pytest
 
-from whippletree.engines.experts import routed_experts
-from whippletree.engines.vllm_wire import npy_experts, vllm_piece
+from whippletree.engines.experts import npy_experts, routed_experts
+from whippletree.engines.vllm_wire import vllm_piece
 from whippletree.errors import EngineError
 
 
@@ -23,7 +23,7 @@ def npy(array: np.ndarray) -> str:
 @pytest.mark.parametrize("kind", ["uint8", "uint16", "int32", ">i4"])
 def test_the_numbers_are_those_that_came(kind: str) -> None:
     array = (np.arange(5 * 3 * 2) % 200).reshape(5, 3, 2).astype(kind)
-    experts = npy_experts(npy(array))
+    experts = npy_experts(npy(array), "vllm")
     assert (experts.start, experts.shape) == (0, (5, 3, 2))
     assert np.frombuffer(experts.data, "<i2").reshape(5, 3, 2).tolist() == array.tolist()
 
@@ -37,7 +37,7 @@ def test_other_shapes_types_and_numbers_are_refused(array: np.ndarray) -> None:
 @pytest.mark.parametrize("text", ["", "!", base64.b64encode(b"not numpy").decode()])
 def test_what_is_no_array_is_refused(text: str) -> None:
     with pytest.raises(EngineError, match="cannot be read"):
-        npy_experts(text)
+        npy_experts(text, "vllm")
 
 
 def test_vllm_tells_them_on_the_last_event() -> None:

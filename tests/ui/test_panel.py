@@ -150,6 +150,9 @@ def test_a_line_says_what_is_missing_and_what_failed():
     assert eval_text(evaluation(4, success=None, valid=0, failed=2, by_difficulty={})) == (
         "held-out after 4 updates: success – of 0, 2 failed () in 6.0 s"
     )
+    assert eval_text(evaluation(4, failed=4, cut=2, success_of_all=0.1, by_difficulty={})) == (
+        "held-out after 4 updates: success 0.250 of 4, 4 failed, 2 cut at the evaluation's limit (0.100 of all) () in 6.0 s"
+    )
     assert agreement(step(0, 1.0, logprob_max_abs_diff=3e-6, logprob_correlation=None, weight_check_diff=2e-6)) == (
         "logprobs max diff 3.0e-06, correlation –; weight check 2.0e-06"
     )
@@ -171,6 +174,14 @@ def test_the_panel_fits_its_terminal(tmp_path: Path, width: int):
     text = "\n".join(lines)
     for word in ("60 of 60", "reward", "held-out", "0.25 after 50", "succeeded", "agreement"):
         assert word in text
+
+
+def test_the_rate_over_all_rollouts_stands_beside_that_over_those_judged(tmp_path: Path):
+    log = Log(tmp_path)
+    log.append("eval", evaluation(0, success_of_all=0.25))
+    log.append("eval", evaluation(8, failed=4, success=0.5, success_of_all=0.25))
+    text = "\n".join(drawn(RunView(tmp_path, 8, console=Screen().console, activity=dict), 160))
+    assert "0.25 after 0 (0.25 of all)  →  0.50 after 8 (0.25 of all)" in text
 
 
 def test_an_evaluation_only_run_shows_no_updates(tmp_path: Path):

@@ -7,9 +7,11 @@ import random
 import re
 import struct
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +72,14 @@ def test_a_whole_run_gives_page_and_picture(recorded: Layout):
     assert "after 4 updates: reward 1" in page.text
     assert 'bash {"command":"submit 17"}' in page.text
     assert page.text.count("0.9999999") == 0  # shown with six decimals, as 1
+
+
+def test_the_rate_over_all_rollouts_is_a_column_of_its_own(tmp_path: Path, recorded: Layout):
+    run = read_run(recorded.directory)
+    told = msgspec.structs.replace(heldout_line(9, {}, valid=3, success=0.75), failed=2, success_of_all=0.45)
+    page = Page(render(replace(run, evals=[told])))
+    assert "success of all" in page.text
+    assert "0.750.4532" in page.text.replace("\n", "").replace(" ", "")
 
 
 def test_the_page_needs_nothing_but_the_picture(recorded: Layout):

@@ -7,17 +7,14 @@ Invariants (tests/engines/test_vllm_client.py, on recorded replies):
 
 from __future__ import annotations
 
-import base64
-import io
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from whippletree.engines.experts import routed_experts
+from whippletree.engines.experts import npy_experts
 from whippletree.engines.wire import ErrorBody, Joiner, Piece, StreamOptions, Usage, array
 from whippletree.errors import EngineError
-from whippletree.types import RoutedExperts, Struct, VersionSpan
+from whippletree.types import Struct, VersionSpan
 
 UNLABELLED = "default"  # vLLM's label of the weights it started with: policy version 0
 LOADING = "loading"
@@ -245,17 +242,8 @@ def _piece(event: VllmEvent) -> Piece:
         ),
         usage=event.usage,
         error=event.error,
-        experts=None if choice.routed_experts is None else npy_experts(choice.routed_experts),
+        experts=None if choice.routed_experts is None else npy_experts(choice.routed_experts, "vllm"),
     )
-
-
-def npy_experts(text: str) -> RoutedExperts:
-    """Routed experts out of base64 of NumPy's file format, shape (tokens, layers, experts per token). Raises EngineError."""
-    try:
-        experts = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise EngineError(f"vllm: routed experts cannot be read: {error}", "check vLLM's version") from error
-    return routed_experts(experts, "vllm")
 
 
 def policy_version(label: str, name: str = "vllm") -> int:

@@ -11,6 +11,7 @@ import math
 
 import msgspec
 
+from whippletree.engines.experts import npy_experts
 from whippletree.errors import ContextOverflow, EngineError, EngineUnavailable
 from whippletree.types import RoutedExperts, Struct, VersionSpan
 
@@ -109,7 +110,8 @@ class PromptLogprob(Struct):
 
 
 class CompletionChoice(Struct):
-    """The answer, or a piece of it. `policy_version` is ours: the embedded engine sends it, others do not.
+    """The answer, or a piece of it. `policy_version` is ours: the embedded engine sends it, others do not. `routed_experts`: at
+    its end, of a mixture of experts, as vLLM writes them.
 
     Example: CompletionChoice(text="", token_ids=[5], logprobs=SampledLogprobs(token_logprobs=[-0.1]))
     """
@@ -120,6 +122,7 @@ class CompletionChoice(Struct):
     finish_reason: str | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     policy_version: int | None = None
+    routed_experts: str | None = None
 
 
 class ErrorBody(Struct):
@@ -244,6 +247,7 @@ def _piece(reply: CompletionReply) -> Piece:
         policy_version=choice.policy_version,
         usage=reply.usage,
         error=reply.error,
+        experts=None if choice.routed_experts is None else npy_experts(choice.routed_experts, "completions"),
     )
 
 

@@ -14,6 +14,7 @@ Invariants (tests/learner/test_rows.py):
 - every trained token of every sample is one target; two samples that trained the same token of a tree are two targets;
 - a target's columns are those of its own sample, and `select` keeps them together;
 - a column of targets, taken apart by sample and laid again, is the same column;
+- a token's routing is that of the sample that laid it;
 - a row of no samples has one token and no target, so it can be computed and weighs nothing, whatever columns others bring.
 """
 
@@ -29,7 +30,7 @@ import torch
 
 from whippletree.batching.trees import prefix_order
 from whippletree.errors import AlignmentError
-from whippletree.types import Sample
+from whippletree.types import Int16, Sample
 
 OF_TOKENS = frozenset({"token_ids", "positions", "exits", "parents", "sample_ids", "routing"})
 """What of a row is not a column of its targets."""
@@ -112,6 +113,8 @@ def build_row(
         forest.add(sample, common)
     trained = [np.flatnonzero(sample.trained) for sample in samples]
 
+    routing = forest.routing([sample.routing for sample in samples], shared)
+
     def of_targets(columns: Sequence[npt.NDArray[np.generic]], dtype: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(np.concatenate(columns) if columns else np.zeros(0)).to(dtype)
 
@@ -130,6 +133,7 @@ def build_row(
         advantages=repeated([advantages[sample.rollout_id] for sample in samples], torch.float32),
         weights=repeated([weights[sample.sample_id] for sample in samples], torch.float32),
         sample_ids=tuple(sample.sample_id for sample in samples),
+        routing=None if routing is None else torch.as_tensor(routing),
     )
 
 
@@ -221,6 +225,20 @@ class _Forest:
         self.paths.append(np.zeros(1, np.int64))
         self._length = 1
         self._ends.append(1)
+
+    def routing(self, columns: Sequence[Int16 | None], shared: Sequence[int]) -> Int16 | None:
+        """The samples' own routing of the tokens that each added, [T, layers, k], -1 for those that have none; None where none
+        has any. Raises AlignmentError where shapes differ."""
+        shapes = {column.shape[1:] for column in columns if column is not None}
+        if not shapes:
+            return None
+        if len(shapes) > 1:
+            raise AlignmentError(f"samples of one row have routing of shapes {sorted(shapes)}", "look at the engines")
+        laid = np.full((self._length, *shapes.pop()), -1, np.int16)
+        for path, column, common in zip(self.paths, columns, shared, strict=bool(columns)):
+            if column is not None:
+                laid[path[common:]] = column[common:]
+        return laid
 
     def exits(self) -> npt.NDArray[np.int64]:
         """A token's subtree ends where the last sample that holds it ends."""

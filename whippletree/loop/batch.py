@@ -137,10 +137,10 @@ class Batch:
         ]
 
 
-def collect(store: Store, rollout: Rollout, config: TracesConfig) -> tuple[Trace, list[Sample]]:
-    """Trace and samples of a rollout's last attempt."""
+def collect(store: Store, rollout: Rollout, config: TracesConfig, *, routing: bool = False) -> tuple[Trace, list[Sample]]:
+    """Trace and samples of a rollout's last attempt. `routing`: with the experts that tokens went to."""
     trace = load_trace(store, rollout, config)
-    return trace, build_samples(trace, rollout.spec)
+    return trace, build_samples(trace, rollout.spec, routing=routing)
 
 
 def alarms_of(funnels: Mapping[str, Funnel], config: TracesConfig) -> tuple[str, ...]:
@@ -205,12 +205,14 @@ class _Gathered:
     teacher_failures: Counter[str]
 
 
-def _gather(store: Store, rollouts: Sequence[Rollout], traces: TracesConfig, *, per_call: bool, taught: bool) -> _Gathered:
+def _gather(
+    store: Store, rollouts: Sequence[Rollout], traces: TracesConfig, *, per_call: bool, taught: bool, routing: bool
+) -> _Gathered:
     found = _Gathered({}, {}, {}, {}, {}, {}, [], {}, Counter())
     for rollout in rollouts:
         if exclusion(rollout.reward) is not None:
             continue
-        trace, samples = collect(store, rollout, traces)
+        trace, samples = collect(store, rollout, traces, routing=routing)
         by_call = {node.call_id: node for node in trace.nodes}
         found.funnels[rollout.spec.rollout_id] = funnel(trace)
         found.calls[rollout.spec.rollout_id] = [node.call for node in trace.nodes]
@@ -220,6 +222,8 @@ def _gather(store: Store, rollouts: Sequence[Rollout], traces: TracesConfig, *, 
             _add_call_rewards(found, store, rollout, trace, samples)
         if taught:
             _add_teacher(found, store, rollout, trace, samples)
+    if routing and found.samples and all(sample.routing is None for sample in found.samples.values()):
+        found.alarms.append("learner.moe.replay is set, and the engine recorded no routed experts: routers choose anew")
     if per_call and not any(any(rewards) for rewards in found.call_rewards.values()):
         found.alarms.append("no rollout has a reward of a single call: each call gets its rollout's")
     return found
@@ -276,7 +280,14 @@ def build_batch(
     """The rows of a batch's updates. `policy_version` is the learner's; samples with a token that is more than `max_staleness`
     versions older are left out. `values`: of a critic, which advantages then come from. `taught`:
     rows have the logprobs of a teacher on a server; what it did not score is left out. Raises StoreError, AlignmentError."""
-    found = _gather(store, rollouts, traces, per_call=batching.advantages.estimator == PER_CALL, taught=taught)
+    found = _gather(
+        store,
+        rollouts,
+        traces,
+        per_call=batching.advantages.estimator == PER_CALL,
+        taught=taught,
+        routing=config.moe.replay,
+    )
     facts = [facts_of(sample) for sample in found.samples.values()]
     prepared = prepare(
         members_of(rollouts, found.calls, found.call_rewards),

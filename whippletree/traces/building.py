@@ -26,7 +26,7 @@ from whippletree.traces.exclusions import counting, exclusion
 from whippletree.traces.prefixes import Place, longest_earlier, make_root
 from whippletree.traces.roles import assign_roles
 from whippletree.traces.tree import Exclusion, Node, Trace
-from whippletree.types import Call, CallPayload, Float32, Int32, Rollout
+from whippletree.types import Call, CallPayload, Float32, Int32, Rollout, RoutedExperts
 
 DEFAULTS = TracesConfig()
 
@@ -66,6 +66,7 @@ def _read(call: Call, payload: CallPayload | None, nodes: Mapping[str, Node], ro
         versions=none,
         messages_json=payload.messages_json,
         reply_json=payload.reply_json,
+        experts=payload.experts,
     )
     missing = _missing(call, payload)
     if missing:
@@ -84,7 +85,18 @@ def _read(call: Call, payload: CallPayload | None, nodes: Mapping[str, Node], ro
         raise _misaligned(call, f"it sampled {call.sampled_tokens} tokens but {sampled} are recorded")
     if len(node.logprobs) not in (0, sampled):
         raise _misaligned(call, f"{sampled} sampled tokens have {len(node.logprobs)} logprobs")
+    _check_experts(call, payload.experts, prompt.depth + sampled)
     return msgspec.structs.replace(node, prompt=prompt, end=prompt.extend(node.sampled_ids), versions=_versions(call, sampled))
+
+
+def _check_experts(call: Call, experts: RoutedExperts | None, length: int) -> None:
+    if experts is None:
+        return
+    tokens, layers, used = experts.shape
+    if not 0 <= experts.start <= experts.start + tokens <= length or len(experts.data) != 2 * tokens * layers * used:
+        raise _misaligned(
+            call, f"routed experts of shape {experts.shape} from token {experts.start} on are recorded for {length} tokens"
+        )
 
 
 def _missing(call: Call, payload: CallPayload) -> Exclusion:

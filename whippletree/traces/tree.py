@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from whippletree.traces.prefixes import Place
-from whippletree.types import Call, Float32, Int32, Role
+from whippletree.types import Call, Float32, Int32, Role, RoutedExperts
 
 Exclusion = Literal[
     "",
@@ -48,7 +48,7 @@ class Node(msgspec.Struct, kw_only=True, frozen=True, eq=False):
     them, which stands alone. `parent` and `children` are call ids ("" and () where there are none). `role` and
     `conversation`, the first call of its conversation, are those of traces/roles.py. `excluded` says why it is not trained
     ("" when it is). `delivered`: the harness had the whole reply, by its record or because a later prompt continues it.
-    `messages_json` and `reply_json` are those of its payload.
+    `messages_json` and `reply_json` are those of its payload, and so is `experts`.
     """
 
     call: Call
@@ -59,6 +59,7 @@ class Node(msgspec.Struct, kw_only=True, frozen=True, eq=False):
     end: Place | None = None
     messages_json: bytes = b"[]"
     reply_json: bytes = b""
+    experts: RoutedExperts | None = None
     role: Role = "main"
     conversation: str = ""
     parent: str = ""

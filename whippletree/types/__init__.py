@@ -8,7 +8,7 @@ Invariants held here (tests/test_types.py):
 - unknown fields in a decoded struct are ignored, so that an older reader accepts a newer writer's records.
 """
 
-from whippletree.types.base import Bool, FinishReason, Float32, Int32, Struct
+from whippletree.types.base import Bool, FinishReason, Float32, Int16, Int32, Struct
 from whippletree.types.calls import Call, CallPayload, CallTimes, PayloadKey, PrefixBreak, Role
 from whippletree.types.engines import (
     ChatTurn,
@@ -68,6 +68,7 @@ __all__ = [
     "Float32",
     "GenerateRequest",
     "Grade",
+    "Int16",
     "Int32",
     "KeptSnapshot",
     "Launch",

@@ -176,11 +176,16 @@ def _add_results(table: Table, steps: Sequence[StepMetrics], evals: Sequence[Eva
         table.add_row(
             "reward", Text(sparkline(rewards, room), style="dark_orange"), f"{sum(recent) / len(recent):.2f} recently"
         )
-    known = [(line.step, line.success) for line in evals if line.success is not None]
+    known = [line for line in evals if line.success is not None]
     if known:
         shown = known if len(known) <= EVALS_SHOWN else [known[0], *known[1 - EVALS_SHOWN :]]
-        text = "  →  ".join(f"{success:.2f} after {step}" for step, success in shown)
+        text = "  →  ".join(f"{line.success:.2f} after {line.step}{_of_all(line, 2)}" for line in shown)
         table.add_row("held-out", Text(text, style="bold blue"), "")
+
+
+def _of_all(line: EvalMetrics, digits: int) -> str:
+    """The rate over all rollouts of an evaluation, beside that over those that were judged; "" where no line has it."""
+    return "" if line.success_of_all is None else f" ({line.success_of_all:.{digits}f} of all)"
 
 
 def agreement(step: StepMetrics) -> str:
@@ -212,4 +217,5 @@ def eval_text(line: EvalMetrics) -> str:
     cells = "; ".join(f"{name}: {passed}/{total}" for name, (passed, total) in line.by_difficulty.items())
     failed = f", {line.failed} failed" if line.failed else ""
     failed += f", {line.cut} cut at the evaluation's limit" if line.cut else ""
-    return f"held-out after {line.step} updates: success {success} of {line.valid}{failed} ({cells}) in {line.seconds:.1f} s"
+    told = f"success {success} of {line.valid}{failed}{_of_all(line, 3)}"
+    return f"held-out after {line.step} updates: {told} ({cells}) in {line.seconds:.1f} s"

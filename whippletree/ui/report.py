@@ -77,7 +77,13 @@ def render(run: RunData) -> str:
         examples=_examples(run),
         columns=list(COLUMNS.values()),
         rows=[[cell(getattr(step, key), key) for key in COLUMNS] for step in run.steps],
-        evals=[(line.step, cell(line.success), line.valid, line.failed, line.cut, cell(line.turns_mean)) for line in run.evals],
+        evals=[
+            (
+                *(line.step, cell(line.success), cell(line.success_of_all)),
+                *(line.valid, line.failed, line.cut, cell(line.turns_mean)),
+            )
+            for line in run.evals
+        ],
         alarms=[(step.step, printable(told)) for step in run.steps for told in step.alarms],
         config=printable(run.config_text),
     )

@@ -102,6 +102,8 @@ class PromptLogprob(Struct):
 
 class Choice(msgspec.Struct, kw_only=True, frozen=True):
     """The answer or a piece of it. `policy_version` is that of its last token; `versions` spans a whole answer.
+    `routed_experts` at its end, of a mixture of experts: base64 of NumPy's file format, shape (prompt + sampled - 1,
+    layers, experts per token).
 
     Example: Choice(token_ids=[5], policy_version=3)
     """
@@ -116,6 +118,7 @@ class Choice(msgspec.Struct, kw_only=True, frozen=True):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     policy_version: int
     versions: list[VersionSpan] = []
+    routed_experts: str | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True, frozen=True):

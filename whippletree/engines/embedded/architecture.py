@@ -1,7 +1,8 @@
 """What a model directory's config.json says, reduced to what the engine computes.
 
 Invariants (tests/engines/test_embedded_architecture.py):
-- only dense Llama and Qwen3 models with plain rotary embeddings pass; anything that would be computed wrongly is refused.
+- only Llama and Qwen3 models, and Qwen3's mixtures of experts, with plain rotary embeddings pass; anything that would be
+  computed wrongly is refused.
 """
 
 from __future__ import annotations
@@ -14,22 +15,26 @@ import msgspec
 
 from whippletree.errors import EngineError
 
-ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True, "Qwen3MoeForCausalLM": True}
 """Supported architectures → whether queries and keys are normalised per head."""
 
-_MUST_BE = {
+_MUST_BE: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "use_sliding_window": (False, None),
     "pretraining_tp": (1, None),
+    "decoder_sparse_step": (1, None),
+    "mlp_only_layers": ([], None),
 }
 """Settings that change the computation, with the values that this engine implements."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of one model. `heads` query heads share `kv_heads` key and value heads of `head_dim` values each."""
+    """Sizes of one model. `heads` query heads share `kv_heads` key and value heads of `head_dim` values each. Of `experts`
+    (0: none, the model is dense), each of `intermediate` values, a token uses `experts_used`, whose weights sum to 1 where
+    `experts_normed`."""
 
     kind: str
     vocabulary: int
@@ -43,6 +48,9 @@ class Architecture:
     rope_theta: float
     tied: bool
     max_positions: int
+    experts: int = 0
+    experts_used: int = 0
+    experts_normed: bool = False
 
     @property
     def qk_norm(self) -> bool:
@@ -67,11 +75,12 @@ def read_architecture(directory: Path) -> Architecture:
     try:
         heads = int(data["num_attention_heads"])
         hidden = int(data["hidden_size"])
+        sparse = kind == "Qwen3MoeForCausalLM"
         return Architecture(
             kind=kind,
             vocabulary=int(data["vocab_size"]),
             hidden=hidden,
-            intermediate=int(data["intermediate_size"]),
+            intermediate=int(data["moe_intermediate_size" if sparse else "intermediate_size"]),
             layers=int(data["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(data.get("num_key_value_heads") or heads),
@@ -80,6 +89,9 @@ def read_architecture(directory: Path) -> Architecture:
             rope_theta=_rope_theta(data, path),
             tied=bool(data.get("tie_word_embeddings", False)),
             max_positions=int(data.get("max_position_embeddings", 2**31)),
+            experts=int(data.get("num_local_experts") or data["num_experts"]) if sparse else 0,
+            experts_used=int(data["num_experts_per_tok"]) if sparse else 0,
+            experts_normed=sparse and bool(data.get("norm_topk_prob", False)),
         )
     except KeyError as error:
         raise EngineError(f"{path}: {error.args[0]} is missing", "save the model again with save_pretrained") from error

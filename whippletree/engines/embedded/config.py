@@ -14,7 +14,7 @@ class EmbeddedConfig(Config, tag_field="kind", tag="embedded"):
     """The embedded torch engine, one process on this machine's CPU."""
 
     model: str = ""
-    """Directory of the model in Hugging Face layout (config.json, *.safetensors); Llama or Qwen3, dense."""
+    """Directory of the model in Hugging Face layout (config.json, *.safetensors); Llama, Qwen3 or Qwen3-MoE."""
 
     policy_version: int = 0
     """Policy version of the weights in `model`; a run sets it when it starts an engine anew in mid-run."""

@@ -228,6 +228,8 @@ class EngineCore:
                     "load the last good weights; look at the update that produced these",
                 )
             if sequence.done:
+                if self._cache.experts.numel():
+                    sequence.experts = self._cache.experts[sequence.slot, : sequence.computed].numpy().copy()
                 self._table.release(sequence.slot)
         if any(sequence.done for sequence in chosen):
             self._running = [sequence for sequence in self._running if not sequence.done]

@@ -7,7 +7,8 @@ begin with the same tokens, attention reads that beginning from one slot for all
 Invariants (tests/engines/test_embedded_forward.py):
 - a token's logits equal those of a plain full forward of its sequence, however it was cut into pieces and batched, and
   whether or not a common beginning was read once;
-- a slot's cache is written only at the batch's own (slot, position) pairs.
+- a slot's cache is written only at the batch's own (slot, position) pairs;
+- of a mixture of experts, the cache has which experts each of its tokens went to.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from whippletree.engines.embedded.architecture import Architecture
-from whippletree.engines.embedded.weights import LayerWeights, Weights
+from whippletree.engines.embedded.weights import ExpertWeights, LayerWeights, MlpWeights, Weights
 
 Int64 = npt.NDArray[np.int64]
 
@@ -62,18 +63,21 @@ class Batch:
 
 
 class KvCache:
-    """Keys and values of all slots: [layers, 2 (keys, values), slots, kv_heads, context, head_dim]."""
+    """Keys and values of all slots: [layers, 2 (keys, values), slots, kv_heads, context, head_dim]; and of a mixture of experts
+    the choices of each token, int16 [slots, context, layers, experts used]."""
 
     def __init__(self, architecture: Architecture, slots: int, context: int, dtype: torch.dtype) -> None:
         a = architecture
         # Zeros, not empty: masked positions are multiplied by zero and must be finite. The pages are only touched in use.
         self.data = torch.zeros(a.layers, 2, slots, a.kv_heads, context, a.head_dim, dtype=dtype)
+        self.experts = torch.zeros(slots, context if a.experts else 0, a.layers, a.experts_used, dtype=torch.int16)
         self.context = context
         self.slots = slots
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
         """Copy positions start..stop-1 of one slot to another."""
         self.data[:, :, target, :, start:stop] = self.data[:, :, source, :, start:stop]
+        self.experts[target, start:stop] = self.experts[source, start:stop]
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,27 @@ class Forward:
             queries, kv = self._queries_and_kv(layer, x, rotation)
             flat[index].index_copy_(0, write, kv.view(-1, a.head_dim))
             x.addmm_(self._attention(index, queries, plan, batch, masks), layer.out)
-            gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, 1)
-            x.addmm_(F.silu(gate).mul_(up), layer.down)
+            normed = self._norm(x, layer.mlp_norm)
+            if isinstance(layer.mlp, MlpWeights):
+                _add_mlp(x, normed, layer.mlp)
+            else:
+                chosen = self._add_experts(x, normed, layer.mlp)
+                self._cache.experts[batch.slots, batch.positions, index] = chosen.to(torch.int16)
         return x
+
+    def _add_experts(self, x: torch.Tensor, normed: torch.Tensor, layer: ExpertWeights) -> torch.Tensor:
+        """Add each token's experts, by their weights, to `x` [n, hidden]; the choices, [n, experts used]."""
+        probabilities = F.linear(normed, layer.router).float().softmax(1)
+        shares, chosen = probabilities.topk(self._a.experts_used, 1)
+        if self._a.experts_normed:
+            shares /= shares.sum(1, keepdim=True)
+        shares = shares.to(x.dtype)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            rows, place = torch.where(chosen == expert)
+            part = torch.zeros_like(normed[rows])
+            _add_mlp(part, normed[rows], layer.experts[expert])
+            x.index_add_(0, rows, part * shares[rows, place, None])
+        return chosen
 
     def logits(self, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of these hidden states [n, hidden] in float32: [n, vocabulary]."""
@@ -237,6 +259,12 @@ class Forward:
             hidden = self._range[: length - start] > torch.from_numpy(visible)[:, None]
             mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -math.inf)[:, None, None]
         return _DecodePlan(rows, start, length, low, high, gather, scatter, mask)
+
+
+def _add_mlp(x: torch.Tensor, normed: torch.Tensor, layer: MlpWeights) -> None:
+    """Add a feed-forward layer of `normed` to `x`, both [n, hidden]."""
+    gate, up = F.linear(normed, layer.gate_up).chunk(2, 1)
+    x.addmm_(F.silu(gate).mul_(up), layer.down)
 
 
 def _per_head(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:

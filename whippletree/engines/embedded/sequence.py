@@ -15,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from whippletree.engines.experts import routed_experts
 from whippletree.errors import EngineError
-from whippletree.types import Sampling, TokenChunk, VersionSpan
+from whippletree.types import RoutedExperts, Sampling, TokenChunk, VersionSpan
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """State of one request. `tokens` is prompt + sampled ids; the last sampled one is not in the cache yet."""
+    """State of one request. `tokens` is prompt + sampled ids; the last sampled one is not in the cache yet. `experts`: of a
+    mixture, which each computed token went to, [tokens - 1, layers, experts used], once the request has ended."""
 
     request_id: str
     prompt_length: int
@@ -41,6 +43,7 @@ class Sequence:
     spans: list[VersionSpan] = field(default_factory=list)
     finish_reason: Literal["stop", "length", "abort"] | None = None
     stop_token: int | None = None
+    experts: npt.NDArray[np.int16] | None = None
     error: EngineError | None = None
     delivered: int = 0
     delivered_at: float = 0.0
@@ -89,8 +92,11 @@ class Sequence:
         if self.finish_reason is not None:
             if not chunks:
                 chunks.append(self._chunk(self.sampled, self.sampled, self.spans[-1].policy_version if self.spans else version))
-            chunks[-1] = replace(chunks[-1], finish_reason=self.finish_reason)
+            chunks[-1] = replace(chunks[-1], finish_reason=self.finish_reason, experts=self._routed())
         return chunks
+
+    def _routed(self) -> RoutedExperts | None:
+        return None if self.experts is None else routed_experts(self.experts, "embedded")
 
     def _chunk(self, start: int, stop: int, version: int) -> TokenChunk:
         ids = self.tokens[self.prompt_length + start : self.prompt_length + stop]

@@ -24,6 +24,7 @@ from whippletree.engines.embedded.core import EngineCore
 from whippletree.engines.embedded.sequence import Sequence
 from whippletree.engines.embedded.weights import load_weights
 from whippletree.engines.embedded.worker import EngineWorker, Mailbox
+from whippletree.engines.experts import npy_text
 from whippletree.errors import ConfigurationError, EngineError, RequestError
 from whippletree.types import EngineStatus, TokenChunk, WeightUpdate
 
@@ -216,6 +217,7 @@ def _choice(body: api.CompletionBody, sequence: Sequence, chunk: TokenChunk) -> 
         stop_reason=sequence.stop_token if chunk.finish_reason == "stop" else None,
         token_ids=chunk.token_ids if body.return_token_ids else None,
         policy_version=chunk.policy_version,
+        routed_experts=None if chunk.experts is None else npy_text(chunk.experts),
     )
 
 

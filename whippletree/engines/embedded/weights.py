@@ -20,19 +20,35 @@ from whippletree.errors import EngineError
 
 
 @dataclass(frozen=True)
+class MlpWeights:
+    """A feed-forward layer: `gate_up` [2 · intermediate, hidden]; `down` transposed for an in-place addmm: [intermediate,
+    hidden]."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """A mixture of them: `router` [experts, hidden], and each expert's layer."""
+
+    router: torch.Tensor
+    experts: tuple[MlpWeights, ...]
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One block. `qkv` [(heads + 2 kv_heads) · head_dim, hidden]: q, k, v in this order, the values of each q and k head
     reordered so that rotary pairs are adjacent; `qk_norm` [heads + kv_heads, head_dim] in the same order, or None;
-    `gate_up` [2 · intermediate, hidden]; `out` and `down` are transposed for an in-place addmm: [in, hidden]. Weights of
-    norms are float32 and multiplied by the square root of the normed size (see Forward)."""
+    `out` is transposed for an in-place addmm: [in, hidden]. Weights of norms are float32 and multiplied by the square root of
+    the normed size (see Forward)."""
 
     attention_norm: torch.Tensor
     qkv: torch.Tensor
     qk_norm: torch.Tensor | None
     out: torch.Tensor
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    mlp: MlpWeights | ExpertWeights
 
 
 @dataclass(frozen=True)
@@ -96,15 +112,25 @@ def _expected(a: Architecture) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj": (key, a.hidden),
         "self_attn.v_proj": (key, a.hidden),
         "self_attn.o_proj": (a.hidden, query),
-        "mlp.gate_proj": (a.intermediate, a.hidden),
-        "mlp.up_proj": (a.intermediate, a.hidden),
-        "mlp.down_proj": (a.hidden, a.intermediate),
     }
+    for name in _mlp_names(a):
+        block |= {
+            f"{name}.gate_proj": (a.intermediate, a.hidden),
+            f"{name}.up_proj": (a.intermediate, a.hidden),
+            f"{name}.down_proj": (a.hidden, a.intermediate),
+        }
+    if a.experts:
+        block["mlp.gate"] = (a.experts, a.hidden)
     if a.qk_norm:
         block |= {"self_attn.q_norm": (a.head_dim,), "self_attn.k_norm": (a.head_dim,)}
     for layer in range(a.layers):
         shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in block.items()}
     return shapes
+
+
+def _mlp_names(a: Architecture) -> list[str]:
+    """Of a block's feed-forward layers."""
+    return [f"mlp.experts.{expert}" for expert in range(a.experts)] if a.experts else ["mlp"]
 
 
 def _check(tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], a: Architecture, where: Path) -> None:
@@ -135,14 +161,20 @@ def _layer(
     if a.qk_norm:
         per_head = [get("self_attn.q_norm")[order]] * a.heads + [get("self_attn.k_norm")[order]] * a.kv_heads
         qk_norm = _norm(torch.stack(per_head))
+    mlps = tuple(
+        MlpWeights(
+            gate_up=_own(torch.cat([get(f"{name}.gate_proj"), get(f"{name}.up_proj")]), dtype),
+            down=_own(get(f"{name}.down_proj"), dtype).t(),
+        )
+        for name in _mlp_names(a)
+    )
     return LayerWeights(
         attention_norm=_norm(get("input_layernorm")),
         qkv=_own(torch.cat([query, key, get("self_attn.v_proj")]), dtype),
         qk_norm=qk_norm,
         out=_own(get("self_attn.o_proj"), dtype).t(),
         mlp_norm=_norm(get("post_attention_layernorm")),
-        gate_up=_own(torch.cat([get("mlp.gate_proj"), get("mlp.up_proj")]), dtype),
-        down=_own(get("mlp.down_proj"), dtype).t(),
+        mlp=ExpertWeights(router=_own(get("mlp.gate"), dtype), experts=mlps) if a.experts else mlps[0],
     )
 
 
