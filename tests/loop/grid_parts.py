@@ -83,7 +83,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "whippletree.cli", *arguments]
 
 
-def evaluate(*arguments: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def evaluate(*arguments: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
     """`whippletree eval` to its end."""
     return subprocess.run(
         command("eval", "--plain", *arguments),

@@ -19,7 +19,7 @@ from whippletree.rendering import RenderingConfig, load_renderer
 from whippletree.store import open_store
 from whippletree.types import Message, Rollout
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def test_a_killed_grid_goes_on_where_it_was(tmp_path: Path):
         known = rollouts(layout, "one") if layout.model("one").store.is_dir() else {}
         return {name: rollout for name, rollout in known.items() if rollout.terminal}
 
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 400
     while not 2 <= len(over()) < 12:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
