@@ -3,7 +3,7 @@
     train RUN.toml          everything on this machine: engine, gateway, controller, learner
     eval RUN.toml           held-out tasks only
     gateway | engine | controller | learner --run-dir DIR    one process of a run
-    tasks make | list | validate | show | check | run | inject | filter
+    tasks make | list | validate | show | check | run | inject | filter | import
     harness list | show             config show | check
     rollouts list | show | export | reconcile | shell
     report DIR                version
