@@ -4,7 +4,7 @@
     eval RUN.toml           held-out tasks only
     eval GRID.toml          models x harnesses x tasks (a file with [grid])
     gateway | engine | controller | learner --run-dir DIR    one process of a run
-    tasks make | list | validate | show | check | run | inject | filter
+    tasks make | list | validate | show | check | run | inject | filter | import
     harness list | show | install | check   config show | check
     rollouts list | show | export | reconcile | shell
     export sft RUN_DIR...           sft SFT.toml | RUN_DIR...

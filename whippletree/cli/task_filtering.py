@@ -51,7 +51,7 @@ def add_filtering(tasks: Any) -> None:
 def _filter(arguments: argparse.Namespace) -> int:
     data = {name: getattr(arguments, name) for name in FilterSettings.__struct_fields__}
     settings = convert(FilterSettings, data, "tasks filter")
-    backing = _backing(arguments)
+    backing = backing_of_flag(arguments)
     results: dict[str, Measured] | None = None
     if arguments.measure is not None:
         results = _read([_measure(arguments, settings, backing)], settings)
@@ -67,7 +67,8 @@ def _filter(arguments: argparse.Namespace) -> int:
     return 1 if done.undecided or not done.tally.kept else 0
 
 
-def _backing(arguments: argparse.Namespace) -> Backing:
+def backing_of_flag(arguments: argparse.Namespace) -> Backing:
+    """What tasks are read for: any backend without images, unless --sandbox names one."""
     if not arguments.sandbox:
         return HOSTS
     from whippletree.control.imaging import backing_of

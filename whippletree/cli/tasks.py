@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from whippletree.cli.task_filtering import add_filtering
+from whippletree.cli.task_importing import add_importing
 from whippletree.cli.task_injecting import add_injecting
 from whippletree.cli.task_making import add_making
 from whippletree.cli.task_shell import NO_GATEWAY, command, shell
@@ -45,6 +46,7 @@ def add_commands(commands: Any) -> None:
     add_making(tasks)
     add_injecting(tasks)
     add_filtering(tasks)
+    add_importing(tasks)
     listing = tasks.add_parser("list", help="one line per task of a directory")
     listing.add_argument("directory", type=Path)
     listing.set_defaults(run=_list)

@@ -8,6 +8,8 @@
 | `scores`, `reward` | from what the tests wrote to a reward: pure |
 | `trial`, `checks` | a task run by hand, and whether it is sound |
 | `trail`, `demonstrator`, `history` | a generated family; repositories that know the future |
+| `suites/`, `writing` | suites of generated tasks; drafts as directories |
+| `injecting/`, `importing/`, `filtering`, `journal` | tasks from repositories and data sets, chosen; resumable |
 """
 
 from whippletree.tasks.checks import TaskCheck, check_task

@@ -32,7 +32,8 @@ class Limits:
 class Draft:
     """A task before it is a directory. Paths of `files` are below the working directory, /app; those of `programs` are below
     /usr/local/bin, those of `shared` below /usr/local/share, those of `tests` are below
-    tests/, those of `beside_solution` below solution/. `executable`: which of `files` are. `labels`: of [metadata].
+    tests/, those of `beside_solution` below solution/. `executable`: which of `files` are. `labels`: of [metadata]. `base`: the
+    image that the Dockerfile begins with.
 
     `key`: what the task is about, whatever it is called; two tasks with one key are the same task.
     """
@@ -48,6 +49,7 @@ class Draft:
     beside_solution: Mapping[str, bytes] = field(default_factory=dict)
     executable: frozenset[str] = frozenset()
     labels: Mapping[str, str | int | float] = field(default_factory=dict)
+    base: str = "debian:bookworm-slim"
 
 
 def key_of(*parts: object) -> str:
@@ -96,7 +98,7 @@ def write_tree(path: Path, files: Mapping[str, bytes], executable: set[str]) -> 
 
 
 def _dockerfile(draft: Draft) -> str:
-    lines = ["FROM debian:bookworm-slim", "WORKDIR /app"]
+    lines = [f"FROM {draft.base}", "WORKDIR /app"]
     lines += ["COPY files/ /app/"] if draft.files else []
     lines += ["COPY programs/ /usr/local/bin/"] if draft.programs else []
     lines += ["COPY shared/ /usr/local/share/"] if draft.shared else []

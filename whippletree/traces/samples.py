@@ -68,6 +68,8 @@ def call_numbers(sample: Sample, nodes: Mapping[str, Node]) -> Int32:
         node = nodes[call_id]
         number[node.prompt_length : node.prompt_length + len(node.sampled_ids)] = place
     return number[sample.trained]
+
+
 def _routing(path: tuple[Node, ...], length: int) -> Int16 | None:
     """Which experts each token of a path went to, [length, layers, k]; None where no call has recorded any."""
     found: Int16 | None = None
