@@ -136,7 +136,7 @@ def _grid(axis: Any, summary: MixSummary) -> None:
             axis.text(column, row, str(cell), ha="center", va="center", color=colour)
     axis.set_xticks(range(len(HARNESSES)), [SHOWN.get(name, name) for name in HARNESSES])
     axis.set_yticks(range(len(summary.grid)), [SHOWN.get(name, name) for name in summary.grid])
-    axis.set_title(f"Held-out success at {summary.budget} tokens")
+    axis.set_title(f"Held-out success at {summary.budget:,} tokens")
     axis.set_xlabel("evaluated in")
     axis.set_ylabel("trained in")
     axis.tick_params(length=0)
@@ -148,7 +148,7 @@ def _curves(axis: Any, results: Sequence[RunResult], summary: MixSummary) -> Non
     for mix in summary.everywhere:
         curves = [[at_budget(run, place, HARNESSES) for place in places] for run in of_variant(results, mix)]
         band(axis, places, curves, COLOURS[mix], f"trained in {SHOWN.get(mix, mix)}")
-    axis.set_title("Success over all four harnesses, mean and range of seeds")
+    axis.set_title("Success over all four, mean and range of seeds")
     axis.set_xlabel("tokens processed in training")
     axis.set_ylim(0, 1.02)
     axis.grid(axis="y")
