@@ -9,6 +9,7 @@ Run directories lie below `runs/experiments`; a result is a small JSON file besi
 from __future__ import annotations
 
 import argparse
+import fcntl
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ import msgspec
 
 from whippletree.batching.weights import SampleTokens, loss_weights
 from whippletree.configuration import load
+from whippletree.errors import ConfigurationError
 from whippletree.files import write_json
 from whippletree.loop.batch import collect
 from whippletree.loop.config import RunConfig
@@ -121,18 +123,24 @@ def places(description: str, here: Path, argv: Sequence[str] | None = None) -> P
 
 def make_runs(
     planned: Sequence[PlannedRun], run_file: Path, runs: Path, results: Path, say: Callable[[str], None] = print
-) -> list[RunResult]:
-    """Make those that have no result yet, one after another. Raises CalledProcessError where one fails."""
-    found = []
-    for number, plan in enumerate(planned, 1):
-        path = results / f"{plan.name}.json"
-        if not path.is_file():
+) -> None:
+    """Make those that have no result yet, one after another. Raises ConfigurationError where another process makes them,
+    CalledProcessError where a run fails."""
+    runs.mkdir(parents=True, exist_ok=True)
+    with (runs / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"another process makes the runs in {runs}", "wait for it, or give other --runs"
+            ) from error
+        for number, plan in enumerate(planned, 1):
+            path = results / f"{plan.name}.json"
+            if path.is_file():
+                continue
             say(f"run {number} of {len(planned)}: {plan.name}")
-            directory = runs / plan.name
-            _train(plan, run_file, directory)
-            write_json(path, read_result(plan, directory))
-        found.append(msgspec.json.decode(path.read_bytes(), type=RunResult))
-    return found
+            _train(plan, run_file, runs / plan.name)
+            write_json(path, read_result(plan, runs / plan.name))
 
 
 def read_results(planned: Sequence[PlannedRun], results: Path) -> list[RunResult]:

@@ -6,9 +6,10 @@ the two evaluations around it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from experiments.folding import Estimate, band, estimate, figure, of_variant, rate, table
@@ -25,7 +26,8 @@ SHOWN = {"before": "before training", "three": "all three", "heldout": "held out
 class MixSummary(Struct, omit_defaults=False):
     """The experiment. `budget`: tokens; `grid`: success by policy ("before" training, or the mix that trained it) and by
     harness; `trained`, `other`, `everywhere`: of each mix, the mean success over the harnesses that it trained in, over the
-    others of the four, and over all; `tokens`: those that a whole run processed.
+    others of the four, and over all; `tokens`: those that a whole run processed; `gain`: success over all four of the policy
+    trained in three harnesses, less the mean of the others' (paired by seed), None without them.
 
     Example: MixSummary(budget=40000, updates=10, seeds=3, grid={"three": {"heldout": Estimate(...)}}, ...)
     """
@@ -38,6 +40,7 @@ class MixSummary(Struct, omit_defaults=False):
     other: dict[str, Estimate]
     trained: dict[str, Estimate]
     tokens: dict[str, Estimate]
+    gain: Estimate | None
 
 
 def spent(run: RunResult) -> list[int]:
@@ -83,7 +86,16 @@ def fold(results: Sequence[RunResult], mixes: Sequence[str] = MIXES) -> MixSumma
         other={mix: over(mix, [name for name in HARNESSES if name not in own[mix]]) for mix in mixes},
         trained={mix: over(mix, own[mix]) for mix in mixes},
         tokens={mix: estimate(spent(run)[-1] for run in by_mix[mix]) for mix in mixes},
+        gain=_gain(by_mix, budget),
     )
+
+
+def _gain(by_mix: Mapping[str, Sequence[RunResult]], budget: float) -> Estimate | None:
+    scores = {mix: {run.seed: at_budget(run, budget, HARNESSES) for run in runs} for mix, runs in by_mix.items()}
+    three = scores.pop("three", {})
+    if not three or not scores:
+        return None
+    return estimate(score - fmean(single[seed] for single in scores.values()) for seed, score in three.items())
 
 
 def tables(summary: MixSummary) -> dict[str, str]:
@@ -92,13 +104,17 @@ def tables(summary: MixSummary) -> dict[str, str]:
         [SHOWN.get(policy, policy), *(str(cells[harness]) for harness in HARNESSES)] for policy, cells in summary.grid.items()
     ]
     means = [
-        [SHOWN.get(mix, mix), str(summary.trained[mix]), str(summary.other[mix]), str(summary.everywhere[mix])]
+        [
+            SHOWN.get(mix, mix),
+            *(str(found[mix]) for found in (summary.trained, summary.other, summary.everywhere)),
+            f"{summary.tokens[mix].mean:,.0f}",
+        ]
         for mix in summary.everywhere
     ]
     heads = [SHOWN.get(harness, harness) for harness in HARNESSES]
     return {
         "grid": table(["trained in", *(f"in {head}" if head != "held out" else head for head in heads)], grid),
-        "means": table(["trained in", "where it trained", "elsewhere", "all four"], means),
+        "means": table(["trained in", "where it trained", "elsewhere", "all four", "tokens of the whole run"], means),
     }
 
 
@@ -120,7 +136,7 @@ def _grid(axis: Any, summary: MixSummary) -> None:
             axis.text(column, row, str(cell), ha="center", va="center", color=colour)
     axis.set_xticks(range(len(HARNESSES)), [SHOWN.get(name, name) for name in HARNESSES])
     axis.set_yticks(range(len(summary.grid)), [SHOWN.get(name, name) for name in summary.grid])
-    axis.set_title(f"Held-out success at {summary.budget} tokens")
+    axis.set_title(f"Held-out success at {summary.budget:,} tokens")
     axis.set_xlabel("evaluated in")
     axis.set_ylabel("trained in")
     axis.tick_params(length=0)
@@ -132,7 +148,7 @@ def _curves(axis: Any, results: Sequence[RunResult], summary: MixSummary) -> Non
     for mix in summary.everywhere:
         curves = [[at_budget(run, place, HARNESSES) for place in places] for run in of_variant(results, mix)]
         band(axis, places, curves, COLOURS[mix], f"trained in {SHOWN.get(mix, mix)}")
-    axis.set_title("Success over all four harnesses, mean and range of seeds")
+    axis.set_title("Success over all four, mean and range of seeds")
     axis.set_xlabel("tokens processed in training")
     axis.set_ylim(0, 1.02)
     axis.grid(axis="y")

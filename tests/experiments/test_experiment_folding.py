@@ -78,6 +78,8 @@ def test_mixes_are_compared_at_the_least_budget_and_seeds_share_their_beginning(
     assert summary.grid["whitebox"]["heldout"].mean == pytest.approx(0.6)
     assert summary.grid["three"]["heldout"].mean == pytest.approx(0.6)
     assert [summary.tokens[name].mean for name in ("whitebox", "three")] == [100, 200]
+    assert summary.gain == folding.estimate([0.0])
+    assert mix.fold(runs[:1], ["whitebox"]).gain is None
     assert "| before training | 0.30 | 0.30 | 0.30 | 0.30 |" in mix.tables(summary)["grid"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from types import ModuleType
 
@@ -9,8 +10,9 @@ import msgspec
 import pytest
 
 from experiments.harness_mix import __main__ as mix
-from experiments.running import RunResult
+from experiments.running import RunResult, make_runs
 from experiments.split import __main__ as split
+from whippletree.errors import ConfigurationError
 
 pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.timeout(900)]
 
@@ -41,6 +43,13 @@ def test_harness_mix_at_toy_size(tmp_path: Path) -> None:
     assert set(result.evals[-1].by_source) == set(mix.HARNESSES)
     assert all(judged == 2 for _, judged in result.evals[-1].by_source.values())
     assert (tmp_path / "out/harness-mix.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_two_processes_never_make_the_same_runs(tmp_path: Path) -> None:
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigurationError, match="another process makes the runs"):
+            make_runs(split.planned(toy=True), split.HERE / "split.toml", tmp_path, tmp_path)
 
 
 def test_toy_runs_never_write_where_the_documentation_reads() -> None:
