@@ -159,7 +159,8 @@ def test_a_pattern_begins_with_a_folder(pattern: str, parts: tuple[str, str] | N
 
 
 def test_names_that_lead_out_of_the_folder_are_not_kept(tmp_path: Path) -> None:
-    records.keep(tmp_path / "kept", {"../outside": b"1", "/a/../../b": b"2", "/c/d": b"3"}, KEY, HIDDEN)
+    names = {"../outside": b"1", "/a/../../b": b"2", "/c/d": b"3", "/c/d/e": b"4", f"/{'x' * 300}": b"5"}
+    records.keep(tmp_path / "kept", names, KEY, HIDDEN)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == ["kept/c/d"]
 
 

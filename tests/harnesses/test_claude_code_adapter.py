@@ -84,8 +84,15 @@ def said(**fields: object) -> str:
         ),
         (
             0,  # the exit code and the subtype lie, is_error does not
-            said(is_error=True, num_turns=1, result="Prompt is too long"),
-            HarnessResult(exit_status="ApiError", steps=1, message="Prompt is too long", crashed=True),
+            said(is_error=True, num_turns=1, result="Credit is too low"),
+            HarnessResult(exit_status="ApiError", steps=1, message="Credit is too low", crashed=True),
+        ),
+        (
+            1,
+            said(is_error=True, num_turns=3, result="Prompt is too long \u00b7 6495 tokens", terminal_reason="prompt_too_long"),
+            HarnessResult(
+                exit_status="ContextWindowExceeded", steps=3, message="Prompt is too long \u00b7 6495 tokens", ran_out="budget"
+            ),
         ),
         (
             1,

@@ -100,6 +100,7 @@ def item(kind: str, text: str = "") -> dict[str, object]:
 
 WARNED = item("error", "Model metadata for `policy` not found.")
 DONE = {"type": "turn.completed", "usage": {"input_tokens": 10, "output_tokens": 2}}
+OVERFLOW = "Codex ran out of room in the model's context window. Start a new thread."
 FAILED = {"type": "turn.failed", "error": {"message": "high demand"}}
 
 
@@ -115,6 +116,11 @@ FAILED = {"type": "turn.failed", "error": {"message": "high demand"}}
             1,
             events(WARNED, {"type": "error", "message": "Reconnecting... 1/2"}, FAILED),
             HarnessResult(exit_status="TurnFailed", steps=1, message="high demand", crashed=True),
+        ),
+        (
+            1,
+            events({"type": "turn.failed", "error": {"message": OVERFLOW}}),
+            HarnessResult(exit_status="ContextWindowExceeded", steps=1, message=OVERFLOW, ran_out="budget"),
         ),
         (1, "Error: no config", HarnessResult(exit_status="Exit1", message="Error: no config", crashed=True)),
         (0, events(WARNED), HarnessResult(exit_status="Exit0", steps=1, message=events(WARNED), crashed=True)),

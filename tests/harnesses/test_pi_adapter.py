@@ -78,6 +78,16 @@ def turn(reason: str, text: str = "", error: str = "") -> dict[str, object]:
             HarnessResult(exit_status="ApiError", steps=1, message="500 the engine is gone", crashed=True),
         ),
         (
+            1,
+            session(turn("toolUse"), turn("error", error="400 This model's maximum context length is 10 tokens.")),
+            HarnessResult(
+                exit_status="ContextWindowExceeded",
+                steps=1,
+                message="400 This model's maximum context length is 10 tokens.",
+                ran_out="budget",
+            ),
+        ),
+        (
             0,
             session(turn("toolUse"), turn("toolUse"), turn("aborted")),
             HarnessResult(exit_status="StepLimit", steps=2, ran_out="budget"),

@@ -100,7 +100,7 @@ class World:
 
         self.answer = answer
 
-    async def run(self, name: str, directory: Path, *, prompt: str = PROMPT, timeout: float = 120, **settings: object) -> Told:
+    async def run(self, name: str, directory: Path, *, prompt: str = PROMPT, timeout: float = 200, **settings: object) -> Told:
         """Run an agent by its adapter and the process launcher, in a sandbox whose only way out is the gateway."""
         harness = load_harness(name, self.harnesses)
         launcher = ProcessLauncher(harness.configured(settings) if isinstance(harness, ConfiguredHarness) else harness)

@@ -167,17 +167,16 @@ async def test_a_step_limit_ends_the_attempt_as_out_of_budget(name: str, world: 
 @pytest.mark.parametrize("name", ["claude-code", "codex", "mini-swe-agent", "pi"])
 async def test_a_prompt_that_never_fits_is_told_from_an_end(name: str, tmp_path: Path, model_dir: Path) -> None:
     async with living(tmp_path, model_dir, Path(INSTALLED), context=10) as world:
-        told = await world.run(name, tmp_path, timeout=60)
-    if name == "mini-swe-agent":
-        assert told.end.result.exit_status == "ContextWindowExceededError", told
-    else:
-        assert told.end.result.crashed and told.end.result.message, told
+        told = await world.run(name, tmp_path)
+    result = told.end.result
+    assert result.exit_status.startswith("ContextWindowExceeded") and not result.crashed, told
+    assert result.ran_out == ("" if name == "mini-swe-agent" else "budget") and told.calls == [], told
 
 
-@pytest.mark.parametrize("name", ["claude-code", "codex", "pi"])
+@pytest.mark.parametrize("name", ["codex", "pi"])
 async def test_an_agent_that_goes_on_beyond_its_limit_is_stopped_and_told_of(name: str, world: World, tmp_path: Path) -> None:
     world.answer = endless(load_harness(name).facts)
-    told = await world.run(name, tmp_path, timeout=6)
+    told = await world.run(name, tmp_path, timeout=30)
     assert told.end.timed_out and len(told.calls) > 1, told
     assert told.account is not None and told.account.worst in (None, "INFO", "WARN"), told
 

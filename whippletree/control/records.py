@@ -65,8 +65,11 @@ def keep(directory: Path, files: Mapping[str, bytes], key: str, hidden: str) -> 
         if ".." in relative.parts:
             continue
         path = directory / relative
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data.replace(key.encode(), hidden.encode()))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data.replace(key.encode(), hidden.encode()))
+        except OSError as error:  # an agent chose the name: too long, or below that of a file
+            log.warning("%s cannot be kept: %s", name, error)
 
 
 def tell(harness: Harness, output: str, records: Mapping[str, bytes]) -> bytes | None:

@@ -5,7 +5,7 @@ each sub-agent has a transcript of its own. Blocks of one turn share the id of i
 
 Invariants (tests/harnesses/test_claude_code_adapter.py): the key is in the environment alone; every turn that the model sampled
 is one step of the account; sub-agents are trajectories of their own, referred to by the step that started them; an error of the
-API is a crash, whatever the exit code and the subtype say.
+API is a crash, whatever the exit code and the subtype say, but a prompt that no longer fits is a budget that ran out.
 """
 
 from __future__ import annotations
@@ -166,6 +166,8 @@ class ClaudeCode(Packaged):
         said = (end.result or "\n".join(end.errors))[-_MESSAGE_LIMIT:]
         if end.subtype in ("error_max_turns", "error_max_budget_usd"):
             return HarnessResult(exit_status="TurnLimit", steps=max(0, steps - 1), message=said, ran_out="budget")
+        if end.terminal_reason == "prompt_too_long":
+            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=said, ran_out="budget")
         if end.is_error or end.subtype != "success" or exit_code != 0:
             status = "ApiError" if end.is_error and end.subtype == "success" else end.subtype or f"Exit{exit_code}"
             return HarnessResult(exit_status=status, steps=steps, crashed=True, message=said or output[-_MESSAGE_LIMIT:])

@@ -31,6 +31,7 @@ SESSIONS = f"{CODEX_HOME}/sessions/**/*.jsonl"
 INSTRUCTIONS = f"{CODEX_HOME}/instructions.md"
 KEY = "WHIPPLETREE_KEY"
 _MESSAGE_LIMIT = 2000  # characters
+_OVERFLOW = "ran out of room in the model's context window"  # in its own words
 _MACHINES = {"x86_64": ("x64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _LEAN_FEATURES = dict.fromkeys(
     ("plugins", "apps", "goals", "remote_plugin", "view_image", "image_generation", "tool_suggest", "hooks", "sleep_tool"),
@@ -157,6 +158,8 @@ class Codex(Packaged):
         end = next((event for event in reversed(events) if event.type in ("turn.completed", "turn.failed")), None)
         if end is not None and end.type == "turn.completed" and exit_code == 0:
             return HarnessResult(exit_status="Completed", steps=steps, message=said[-_MESSAGE_LIMIT:])
+        if end is not None and end.error is not None and _OVERFLOW in end.error.message:
+            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=end.error.message, ran_out="budget")
         if end is not None and end.error is not None:
             return HarnessResult(
                 exit_status="TurnFailed", steps=steps, crashed=True, message=end.error.message[-_MESSAGE_LIMIT:]

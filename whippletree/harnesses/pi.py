@@ -4,12 +4,14 @@ Its record is the session file that it writes while it works, one JSON line per 
 it is 0 after an API error), so the last entry of the session decides how it ended.
 
 Invariants (tests/harnesses/test_pi_adapter.py): the key is in the environment alone; every turn that the model sampled is one
-step of the account, also those of a part of the history that was compacted; an error of the API is a crash.
+step of the account, also those of a part of the history that was compacted; an error of the API is a crash, but a prompt that
+no longer fits is a budget that ran out.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +39,7 @@ export default function (pi) {
   });
 }
 """
+_OVERFLOW = re.compile(r"maximum context length|prompt is too long|maximum number of tokens", re.IGNORECASE)  # of any dialect
 _NOT_SAMPLED = ("error", "aborted")
 _APIS = {
     "chat": "openai-completions",
@@ -140,6 +143,8 @@ class Pi(Packaged):
             return HarnessResult(exit_status="Completed", steps=steps, message=_text(last.content)[-_MESSAGE_LIMIT:])
         if last is not None and last.stopReason == "aborted":
             return HarnessResult(exit_status="StepLimit", steps=steps, ran_out="budget")
+        if last is not None and _OVERFLOW.search(last.errorMessage):
+            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=last.errorMessage, ran_out="budget")
         message = (last.errorMessage if last is not None else "") or output[-_MESSAGE_LIMIT:]
         status = "ApiError" if last is not None and last.stopReason == "error" else f"Exit{exit_code}"
         return HarnessResult(exit_status=status, steps=steps, crashed=True, message=message)
