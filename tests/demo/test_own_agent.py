@@ -37,7 +37,7 @@ def test_the_run_file_of_the_example_trains(tmp_path: Path):
     process = subprocess.Popen(command, cwd=parts.ROOT, stdout=output, stderr=output, text=True, start_new_session=True)
     summary = parts.finish(process, directory)
     parts.assert_trained_once(directory, 2)
-    assert summary["tokens_trained"] > 0
+    assert summary["rollouts"] >= 8
     with open_store(Layout(directory).store) as store:
         rollouts = [store.rollout(name) for record in store.steps() for name in record.rollout_ids]
         assert rollouts and all(rollout.state == "succeeded" for rollout in rollouts)

@@ -83,6 +83,8 @@ def test_its_export_says_how_it_ended(vibe: MistralVibe) -> None:
     assert (limited.exit_status, limited.steps, limited.ran_out, limited.crashed) == ("turn_limit", 1, "budget", False)
     failed = result("failed", 2)
     assert (failed.exit_status, failed.crashed) == ("infrastructure_failure", True) and "400 Bad Request" in failed.message
+    full = (RECORDS / "failed.json").read_bytes().replace(b"400 Bad Request", b"400: maximum context length is 9")
+    assert (vibe.result(2, "", full).exit_status, vibe.result(2, "", full).ran_out) == ("ContextWindowExceeded", "budget")
     late = result("deadline", 3)
     assert (late.steps, late.ran_out, late.crashed) == (0, "time", False)
     assert vibe.result(-9, "killed", None) == HarnessResult(exit_status="Exit-9", crashed=True, message="killed")

@@ -68,6 +68,9 @@ def test_its_ending_says_how_it_ended(openhands: OpenHands) -> None:
     assert refused == HarnessResult(exit_status="LLMBadRequestError", crashed=True, message="litellm.BadRequestError: no")
     spent = result(status="error", error="MaxIterationsReached", detail="Agent reached maximum iterations limit (3).")
     assert (spent.exit_status, spent.ran_out, spent.crashed) == ("MaxIterationsReached", "budget", False)
+    for error, detail in (("LLMContextWindowExceedError", "no"), ("LLMBadRequestError", "maximum context length is 9")):
+        full = result(status="error", error=error, detail=detail)
+        assert (full.exit_status, full.ran_out, full.crashed) == ("ContextWindowExceeded", "budget", False)
     assert result(status="stuck") == HarnessResult(exit_status="stuck")
     assert openhands.result(1, "Traceback", None) == HarnessResult(exit_status="Exit1", crashed=True, message="Traceback")
 

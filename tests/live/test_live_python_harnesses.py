@@ -67,7 +67,7 @@ async def test_openhands_is_captured_whole_and_tells_the_same(world: World, tmp_
     need("openhands")
     finish = turn("It is written.", ("finish", {"message": "Done."}))
     world.answer = acting(thought="the file is missing", tool="terminal", last=finish)
-    told = await world.run("openhands", tmp_path, treat_as="kimi-k2-thinking")
+    told = await world.run("openhands", tmp_path, timeout=240, treat_as="kimi-k2-thinking")
     assert told.written == b"amber-birch\n", told
     assert (told.end.result.exit_status, told.end.result.steps, told.end.result.crashed) == ("finished", 2, False)
     assert_captured(told, "chat", main=2)
@@ -76,7 +76,9 @@ async def test_openhands_is_captured_whole_and_tells_the_same(world: World, tmp_
 async def test_openhands_without_reasoning_and_with_few_tools(world: World, tmp_path: Path):
     need("openhands")
     world.answer = acting(thought="", tool="terminal")
-    told = await world.run("openhands", tmp_path, tools=["terminal"], system_prompt="You are short.", condense_at=0)
+    told = await world.run(
+        "openhands", tmp_path, timeout=240, tools=["terminal"], system_prompt="You are short.", condense_at=0
+    )
     assert told.written == b"amber-birch\n", told
     assert (told.end.result.exit_status, told.end.result.crashed) == ("finished", False)
     assert_captured(told, "chat", main=2)

@@ -18,7 +18,7 @@ import msgspec
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import GeminiSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
-from whippletree.harnesses.reading import OVERFLOW, TIMED_OUT, json_lines
+from whippletree.harnesses.reading import TIMED_OUT, json_lines, overflowed
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, StepToolCall, Trajectory
 
@@ -120,7 +120,7 @@ class GeminiCli(Packaged):
             return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
         status = str(end.error.get("type", "")) if end is not None else ""
         message = str(end.error.get("message", "")) if end is not None else ""
-        if OVERFLOW.search(message):
+        if overflowed(message):
             return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=message, ran_out="budget")
         status = status or f"Exit{exit_code}"
         return HarnessResult(exit_status=status, steps=steps, crashed=True, message=message or output[-_MESSAGE_LIMIT:])

@@ -18,7 +18,7 @@ import msgspec
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
 from whippletree.harnesses.python_config import VibeSettings
-from whippletree.harnesses.reading import json_lines, tool_call
+from whippletree.harnesses.reading import json_lines, overflowed, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
 from whippletree.traces.atif import Agent, Trajectory
 
@@ -51,7 +51,7 @@ class MistralVibe(Packaged):
         variations=("system", "steps"),
         fixed_prompt_chars=33_000,
         notes=(
-            "A request that the model's context does not hold ends the run as an infrastructure failure.",
+            "A prompt that does not fit the model's context ends it, as an infrastructure failure in its own words.",
             "It waits up to ten seconds for the login shell's profile before its first request.",
             "Only its own additions (todo, scratchpad) can be taken from the tools; files, shell and TypeScript stay.",
             "Sub-agents are started from TypeScript that the model writes, not by a tool of their own.",
@@ -97,6 +97,8 @@ class MistralVibe(Packaged):
             return HarnessResult(exit_status=export.outcome, steps=steps, message=told, ran_out="budget")
         if export.outcome in ("deadline", "terminated"):
             return HarnessResult(exit_status=export.outcome, steps=steps, message=told, ran_out="time")
+        if export.error is not None and overflowed(export.error.message):
+            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=told, ran_out="budget")
         crashed = export.outcome != "finished" and export.outcome not in _STOPPED
         return HarnessResult(exit_status=export.outcome, steps=steps, message=told, crashed=crashed)
 

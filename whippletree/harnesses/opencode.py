@@ -24,7 +24,7 @@ from whippletree.errors import HarnessError
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import OpenCodeSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
-from whippletree.harnesses.reading import OVERFLOW, TIMED_OUT, json_lines
+from whippletree.harnesses.reading import TIMED_OUT, json_lines, overflowed
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, StepToolCall, Trajectory
 
@@ -130,7 +130,7 @@ class OpenCode(Packaged):
             said = error or {}
             status = str(said.get("name") or f"Exit{exit_code}")
             message = str((said.get("data") or {}).get("message") or output[-_MESSAGE_LIMIT:])
-            if OVERFLOW.search(message):
+            if overflowed(message):
                 return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=message, ran_out="budget")
             return HarnessResult(exit_status=status, steps=steps, crashed=True, message=message)
         if not steps:

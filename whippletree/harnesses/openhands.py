@@ -21,7 +21,7 @@ from whippletree.harnesses import openhands_driver
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.packages import HOME, Packaged, read_settings
 from whippletree.harnesses.python_config import OpenHandsSettings
-from whippletree.harnesses.reading import tool_call
+from whippletree.harnesses.reading import overflowed, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
 from whippletree.traces.atif import Agent, StepToolCall
 
@@ -31,6 +31,7 @@ _SOURCE = Path(openhands_driver.__file__)
 _TAIL = 2000  # characters
 _EVENTS = f"{FOLDER}/conversation/*/events/*.json"
 _OUT_OF_STEPS = "MaxIterationsReached"
+_OVERFLOWS = ("LLMContextWindowExceedError", "LLMContextWindowTooSmallError")
 _SWITCHES = {"OPENHANDS_SUPPRESS_BANNER": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
 
 
@@ -102,6 +103,8 @@ class OpenHands(Packaged):
         steps, message = len(ending.usages), ending.detail[-_TAIL:]
         if ending.error == _OUT_OF_STEPS:
             return HarnessResult(exit_status=_OUT_OF_STEPS, steps=steps, message=message, ran_out="budget")
+        if ending.error in _OVERFLOWS or (ending.error and overflowed(ending.detail)):
+            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=message, ran_out="budget")
         if ending.error or ending.status == "error":
             return HarnessResult(exit_status=ending.error or "error", steps=steps, message=message, crashed=True)
         return HarnessResult(exit_status=ending.status, steps=steps, message=message)

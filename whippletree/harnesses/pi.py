@@ -11,7 +11,6 @@ no longer fits is a budget that ran out.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ import msgspec
 from whippletree.harnesses.atif_steps import Steps, counts
 from whippletree.harnesses.config import PiSettings
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
-from whippletree.harnesses.reading import TIMED_OUT, json_lines, tool_call
+from whippletree.harnesses.reading import TIMED_OUT, json_lines, overflowed, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
 from whippletree.traces.atif import Agent
 
@@ -39,7 +38,6 @@ export default function (pi) {
   });
 }
 """
-_OVERFLOW = re.compile(r"maximum context length|prompt is too long|maximum number of tokens", re.IGNORECASE)  # of any dialect
 _NOT_SAMPLED = ("error", "aborted")
 _APIS = {
     "chat": "openai-completions",
@@ -148,7 +146,7 @@ class Pi(Packaged):
             return HarnessResult(exit_status="Completed", steps=steps, message=_text(last.content)[-_MESSAGE_LIMIT:])
         if last is not None and last.stopReason == "aborted":
             return HarnessResult(exit_status="StepLimit", steps=steps, ran_out="budget")
-        if last is not None and _OVERFLOW.search(last.errorMessage):
+        if last is not None and overflowed(last.errorMessage):
             return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=last.errorMessage, ran_out="budget")
         message = (last.errorMessage if last is not None else "") or output[-_MESSAGE_LIMIT:]
         status = "ApiError" if last is not None and last.stopReason == "error" else f"Exit{exit_code}"

@@ -19,7 +19,7 @@ from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import QwenSettings
 from whippletree.harnesses.gemini_cli import parts_text
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
-from whippletree.harnesses.reading import OVERFLOW, TIMED_OUT, json_lines
+from whippletree.harnesses.reading import TIMED_OUT, json_lines, overflowed
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, StepToolCall, Trajectory
 
@@ -125,7 +125,7 @@ class QwenCode(Packaged):
             return HarnessResult(exit_status="Completed", steps=steps, message=message)
         if exit_code == TIMED_OUT:
             return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
-        if OVERFLOW.search(message):
+        if overflowed(message):
             return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=message, ran_out="budget")
         status = end.subtype if end.is_error and end.subtype else f"Exit{exit_code}"
         return HarnessResult(exit_status=status, steps=steps, crashed=True, message=message or output[-_MESSAGE_LIMIT:])

@@ -15,8 +15,7 @@ import msgspec
 from whippletree.traces.atif import StepToolCall
 
 T = TypeVar("T")
-OVERFLOW = re.compile(r"maximum context length|prompt is too long|maximum number of tokens", re.IGNORECASE)
-"""How the gateway tells, in each dialect, that a prompt does not fit."""
+_OVERFLOW = re.compile(r"maximum context length|prompt is too long|maximum number of tokens", re.IGNORECASE)  # of any dialect
 TIMED_OUT = 124  # exit code of a process that was ended at its time limit
 
 
@@ -42,6 +41,11 @@ def json_lines(data: bytes | str, kind: type[T]) -> Iterator[T]:
                 yield decoder.decode(line)
             except msgspec.MsgspecError:
                 continue
+
+
+def overflowed(message: str) -> bool:
+    """Whether an error is the gateway's word for a prompt that does not fit, as a harness repeats it."""
+    return _OVERFLOW.search(message) is not None
 
 
 def record_ending(records: Mapping[str, bytes], suffix: str) -> bytes | None:
