@@ -88,6 +88,7 @@ def test_its_output_says_how_it_ended() -> None:
     full = {"type": "error", "error": {"name": "APIError", "data": {"message": "prompt is too long: 9001 tokens"}}}
     assert (ended(0, step, full).exit_status, ended(0, step, full).ran_out) == ("ContextWindowExceeded", "budget")
     assert ended(0, error, text, step) == HarnessResult(exit_status="Completed", steps=1, message="Done.")
+    assert ended(1, error, text, step).exit_status == "Completed"
     assert ended(1, step).exit_status == "Exit1" and ended(1, step).crashed
     assert ended(0).exit_status == "NoTurn" and ended(0).crashed
     assert ended(124, step).ran_out == "time"

@@ -125,8 +125,9 @@ class OpenCode(Packaged):
         if exit_code == TIMED_OUT:
             return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
         last = next((event for event in reversed(events) if event.type in ("error", "step_finish")), None)
-        error = last.error if last is not None and last.type == "error" else None  # one that it got over is no matter
-        if error is not None or exit_code:
+        error = last.error if last is not None and last.type == "error" else None
+        got_over = error is None and last is not None and any(event.type == "error" for event in events)
+        if error is not None or (exit_code and not got_over):  # it exits with 1 after an error that it got over too
             said = error or {}
             status = str(said.get("name") or f"Exit{exit_code}")
             message = str((said.get("data") or {}).get("message") or output[-_MESSAGE_LIMIT:])

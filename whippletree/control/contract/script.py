@@ -99,7 +99,7 @@ class Script:
     def _turn(self, text: str) -> str:
         last = text.rpartition(USER)[2].partition("<tool_response>")[0]
         if not self._offers_tool(text):
-            return SUMMARY if _SUMMARISE.search(last) else FINAL
+            return SUMMARY if "summar" in text.lower() else FINAL
         if _SUMMARISE.search(last):
             return SUMMARY
         if self.of_child(text):
