@@ -67,3 +67,21 @@ def test_what_is_no_run_is_said(tasks: Path, tmp_path: Path, capsys: pytest.Capt
     assert main(["tasks", "filter", str(tasks), "--to", str(tmp_path / "out"), "--results", str(tmp_path)]) == 2
     assert "holds no record of a run" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_measuring_runs_the_model_and_goes_on(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = sorted(tasks.iterdir())[0]
+    (first / "instruction.md").write_text("")
+    demo = Path(__file__).parents[2] / "examples" / "demo.toml"
+    words = ["tasks", "filter", str(tasks), "--to", str(tmp_path / "out"), "--measure", str(demo), "--tries", "2"]
+    shares = ["--never-share", "1", "--always-share", "1"]
+    assert main([*words, *shares]) == 0
+    capsys.readouterr()
+    with closing(open_store(tmp_path / "out" / ".measuring" / "run" / "store")) as store:
+        tried = [rollout.spec.task_id for rollout in store.rollouts()]
+    assert len(tried) == 6 and first.name not in tried
+    assert main([*words, *shares, "--json"]) == 0  # nothing is left to run
+    tally = json.loads(capsys.readouterr().out)["tally"]
+    assert tally["kept"] == 3 and tally["dropped"] == {"empty statement": 1}

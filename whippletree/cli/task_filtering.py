@@ -8,6 +8,8 @@ Invariants (tests/cli/test_cli_task_filtering.py):
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -120,7 +122,8 @@ def _measure(arguments: argparse.Namespace, settings: FilterSettings, backing: B
         tasks = f'{{kind = "directory", train = "{beside / "train"}", heldout = "{tried}"}}'
         words = [str(arguments.measure), "--run-dir", str(directory)]
         words += ["--set", f"sources.0.tasks={tasks}", "--set", f"loop.eval_samples={settings.tries}"]
-    status = main(["eval", *words])
+    with contextlib.redirect_stdout(sys.stderr):  # --json means one document
+        status = main(["eval", *words])
     if status:
         raise ConfigurationError(f"measuring ended with status {status}", "see what it said; the same command goes on with it")
     return directory
