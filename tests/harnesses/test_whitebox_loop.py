@@ -54,7 +54,7 @@ async def test_each_request_goes_on_from_the_one_before(stub: ModelStub, tmp_pat
     record = await run(stub, tmp_path)
     assert (record.exit_status, record.message, record.steps, record.compactions) == ("Submitted", "42\n", 3, 0)
     first, second, third = stub.seen["k"]
-    assert contents(first) == [WhiteboxSettings().system, "Find it."]
+    assert contents(first) == [WhiteboxSettings().system_prompt, "Find it."]
     assert second["messages"][: len(first["messages"])] == first["messages"]
     assert third["messages"][: len(second["messages"])] == second["messages"]
     said = third["messages"][-2]
@@ -70,7 +70,13 @@ async def test_each_request_goes_on_from_the_one_before(stub: ModelStub, tmp_pat
 
 async def test_the_tool_and_the_prompts_are_settings(stub: ModelStub, tmp_path: Path) -> None:
     stub.script = {"k": [raw('{"script": "exit 3"}', name="run"), text("ok")]}
-    settings = {"system": "", "task": "Do: {task}", "tool_name": "run", "tool_argument": "script", "tool_description": "D"}
+    settings = {
+        "system_prompt": "",
+        "task": "Do: {task}",
+        "tool_name": "run",
+        "tool_argument": "script",
+        "tool_description": "D",
+    }
     await run(stub, tmp_path, goal="a {task}", observation="[{exit_code}] {output}", **settings)
     (tool,) = stub.seen["k"][1]["tools"]
     function = tool["function"]
@@ -91,7 +97,7 @@ async def test_a_compaction_keeps_system_prompt_and_task(
     for number, (body, since) in enumerate(zip(stub.seen["k"], stretches, strict=True)):
         notes = "".join(steps[: number - since])
         asked = f"Find it.\n{notes}" if notes else "Find it."
-        assert contents(body)[:2] == [WhiteboxSettings().system, asked]
+        assert contents(body)[:2] == [WhiteboxSettings().system_prompt, asked]
         assert len(body["messages"]) == 2 + 2 * since
 
 

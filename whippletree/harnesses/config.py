@@ -273,7 +273,7 @@ class WhiteboxSettings(Config):
     Example: WhiteboxSettings(tool_name="run", tool_argument="script", step_limit=6, compact_every=2)
     """
 
-    system: str = "You can run shell commands. When the task is done, answer without a call."
+    system_prompt: str = "You can run shell commands. When the task is done, answer without a call."
     """The system prompt; empty: none is sent."""
 
     task: str = "{task}"

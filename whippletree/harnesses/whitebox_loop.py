@@ -42,7 +42,7 @@ Message = dict[str, Any]
 class Rules:
     """What can be set; WhiteboxSettings (harnesses/config.py) documents each and has the defaults."""
 
-    system: str
+    system_prompt: str
     task: str
     tool_name: str
     tool_description: str
@@ -182,7 +182,10 @@ def opening(rules: Rules, task: str, notes: str = "") -> list[Message]:
     """The history that a run begins with, or goes on from after a compaction (`notes`: the summary)."""
     asked = filled(rules.task, task=task)
     said = filled(rules.summary_message, task=asked, summary=notes) if notes else asked
-    return [*([{"role": "system", "content": rules.system}] if rules.system else []), {"role": "user", "content": said}]
+    return [
+        *([{"role": "system", "content": rules.system_prompt}] if rules.system_prompt else []),
+        {"role": "user", "content": said},
+    ]
 
 
 def notes_of(rules: Rules, steps: list[tuple[str, str]]) -> str:
@@ -195,7 +198,7 @@ class Agent:
 
     def __init__(self, rules: Rules, model: Model, shell: Shell, done: Callable[[Record], None] = lambda _: None) -> None:
         self.rules = rules
-        self.record = Record(system=rules.system)
+        self.record = Record(system=rules.system_prompt)
         self._model = model
         self._shell = shell
         self._done = done
