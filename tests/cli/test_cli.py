@@ -54,7 +54,8 @@ def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> dic
 def test_the_commands_that_the_docs_name_are_there():
     assert set(commands(build_parser())) == {
         ("train",), ("eval",), ("gateway",), ("engine",), ("controller",), ("learner",), ("version",), ("report",),
-        ("tasks", "make"), ("tasks", "list"), ("tasks", "validate"), ("tasks", "check"), ("tasks", "show"), ("tasks", "run"),
+        *(("tasks", "make", kind) for kind in ("trail", "shell", "data", "search", "bugs")), ("tasks", "inject"), ("tasks", "filter"),
+        *(("tasks", "import", kind) for kind in ("harbor", "swe", "questions")), ("export", "sft"), ("sft",), ("tasks", "list"), ("tasks", "validate"), ("tasks", "check"), ("tasks", "show"), ("tasks", "run"),
         ("harness", "list"), ("harness", "show"), ("harness", "install"), ("harness", "check"),
         ("config", "show"), ("config", "check"), ("rollouts", "list"), ("rollouts", "show"),
         ("rollouts", "export"), ("rollouts", "reconcile"), ("rollouts", "shell"),
@@ -148,7 +149,7 @@ def test_config_show_prints_a_file_that_loads_to_the_same(capsys: pytest.Capture
     shown = tmp_path / "shown.toml"
     shown.write_text(text, encoding="utf-8")
     assert load(RunConfig, shown) == load(RunConfig, run_file, ("loop.steps=9", "run.name=nine"))
-    assert "# Updates in all.\nsteps = 9\n" in text
+    assert "# Batches in all." in text and "\nsteps = 9\n" in text
 
 
 def test_config_show_without_a_file_prints_the_defaults(capsys: pytest.CaptureFixture[str]):
@@ -170,7 +171,7 @@ def test_there_are_examples():
 
 
 def test_tasks_are_made_shown_and_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    out = told(capsys, "tasks", "make", tmp_path / "t", "--train", "2", "--heldout", "1", "--seed", "5")
+    out = told(capsys, "tasks", "make", "trail", tmp_path / "t", "--train", "2", "--heldout", "1", "--seed", "5")
     assert out == f"2 training tasks and 1 held-out tasks in {tmp_path / 't'}\n"
     (task,) = (tmp_path / "t" / "heldout").iterdir()
     assert '"instruction": "' in told(capsys, "tasks", "show", task)
@@ -178,7 +179,7 @@ def test_tasks_are_made_shown_and_checked(capsys: pytest.CaptureFixture[str], tm
 
 
 def test_a_task_that_rewards_doing_nothing_fails_its_check(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    told(capsys, "tasks", "make", tmp_path, "--train", "1", "--heldout", "0")
+    told(capsys, "tasks", "make", "trail", tmp_path, "--train", "1", "--heldout", "0")
     (task,) = (tmp_path / "train").iterdir()
     script = task / "tests" / "test.sh"
     script.write_text("#!/bin/sh\necho 1 > ${0%/tests/test.sh}/logs/verifier/reward.txt\n", encoding="utf-8")

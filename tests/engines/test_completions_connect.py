@@ -83,7 +83,7 @@ async def test_a_configuration_has_its_client_and_replicas_have_names_of_their_o
 
 
 def test_an_unknown_kind_or_a_bad_url_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigurationError, match="one of completions, embedded, sglang, vllm"):
+    with pytest.raises(ConfigurationError, match="one of completions, echo, embedded, sglang, vllm"):
         connect("scripted", "http://127.0.0.1:9")
     with pytest.raises(ConfigurationError, match="URL"):
         connect("vllm", "127.0.0.1:9")

@@ -97,7 +97,11 @@ def test_facts_and_settings_are_complete(name: str) -> None:
         assert harness.package.version == harness.version and harness.package.size_mb > 0
         assert facts.exit_code and facts.fixed_prompt_chars > 0
     fields = set(shipped_settings()[name].__struct_fields__) if name in shipped_settings() else set()
-    needed = {"steps": {"step_limit"}, "system": {"system_prompt", "system_template"}, "tools": {"tools", "features"}}
+    needed = {
+        "steps": {"step_limit"},
+        "system": {"system_prompt", "system_template", "system"},
+        "tools": {"tools", "features", "tool_name"},
+    }
     for variation in facts.variations:
         assert needed[variation] & fields, variation
 
