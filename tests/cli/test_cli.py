@@ -53,12 +53,13 @@ def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> dic
 
 def test_the_commands_that_the_docs_name_are_there():
     assert set(commands(build_parser())) == {
-        ("train",), ("eval",), ("gateway",), ("engine",), ("controller",), ("learner",), ("version",), ("report",),
-        *(("tasks", "make", kind) for kind in ("trail", "shell", "data", "search", "bugs")), ("tasks", "inject"), ("tasks", "filter"),
-        *(("tasks", "import", kind) for kind in ("harbor", "swe", "questions")), ("export", "sft"), ("sft",), ("tasks", "list"), ("tasks", "validate"), ("tasks", "check"), ("tasks", "show"), ("tasks", "run"),
-        ("harness", "list"), ("harness", "show"), ("harness", "install"), ("harness", "check"),
-        ("config", "show"), ("config", "check"), ("rollouts", "list"), ("rollouts", "show"),
-        ("rollouts", "export"), ("rollouts", "reconcile"), ("rollouts", "shell"),
+        ("train",), ("eval",), ("gateway",), ("engine",), ("controller",), ("learner",), ("version",), ("report",), ("sft",),
+        *(("tasks", "make", kind) for kind in ("trail", "shell", "data", "search", "bugs")),
+        *(("tasks", "import", kind) for kind in ("harbor", "swe", "questions")),
+        *(("tasks", name) for name in ("list", "validate", "check", "show", "run", "inject", "filter")),
+        *(("harness", name) for name in ("list", "show", "install", "check")),
+        *(("rollouts", name) for name in ("list", "show", "export", "reconcile", "shell")),
+        ("config", "show"), ("config", "check"), ("export", "sft"),
     }  # fmt: skip
 
 

@@ -205,7 +205,7 @@ def run_blocks(page: Path, directory: Path, *, slow: bool) -> None:
             script = "set -e\n" + re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE)
             environment = {
                 "PATH": f"{binaries}:/usr/bin:/bin",
-                "PYTHONPATH": str(ROOT),  # this tree's code, also where the environment has another's installed
+                "PYTHONPATH": str(REPOSITORY),  # this tree's code, also where the environment has another's installed
                 "HOME": str(Path.home()),
                 "OMP_NUM_THREADS": "1",
                 "LANG": "C.UTF-8",

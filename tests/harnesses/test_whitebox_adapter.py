@@ -12,7 +12,7 @@ import pytest
 
 from whippletree.configuration import field_docs
 from whippletree.errors import ConfigurationError, HarnessError
-from whippletree.harnesses import load_harness
+from whippletree.harnesses import load_harness, shipped_settings
 from whippletree.harnesses.config import WhiteboxSettings
 from whippletree.harnesses.whitebox import RECORD, Whitebox
 from whippletree.harnesses.whitebox_loop import OUTCOMES, Rules
@@ -38,7 +38,7 @@ def spec(**settings: Any) -> AttemptSpec:
 
 def test_it_is_registered_with_its_settings() -> None:
     assert isinstance(load_harness("whitebox"), PoolHarness)
-    assert load_harness("whitebox").settings is WhiteboxSettings
+    assert shipped_settings()["whitebox"] is WhiteboxSettings
     assert set(field_docs(WhiteboxSettings)) == set(WhiteboxSettings.__struct_fields__)
     assert set(WhiteboxSettings.__struct_fields__) == set(Rules.__dataclass_fields__)
 
@@ -117,7 +117,7 @@ def test_the_account_is_atif() -> None:
     ]
     looked = trajectory.steps[2]
     assert looked.tool_calls is not None and looked.observation is not None and looked.metrics is not None
-    assert [(call.tool_call_id, call.arguments) for call in looked.tool_calls] == [("c1", {"command": "ls"}), ("c2", "")]
+    assert [(call.tool_call_id, call.arguments) for call in looked.tool_calls] == [("c1", {"command": "ls"}), ("c2", {})]
     assert [result.content for result in looked.observation.results] == ["a.txt", "error"]
     assert (looked.metrics.prompt_tokens, looked.metrics.completion_tokens) == (40, 6)
     assert trajectory.steps[3].extra == {"summary": True}

@@ -13,10 +13,12 @@ import argparse
 import shutil
 import tomllib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
+from whippletree.cli.claiming import claimed
 from whippletree.cli.inspecting import check_harnesses
 from whippletree.configuration import load
 from whippletree.errors import ConfigurationError
@@ -54,21 +56,25 @@ def load_grid_file(path: Path, overrides: Sequence[str]) -> GridConfig:
 def evaluate_grid(arguments: argparse.Namespace, cache: Path) -> int:
     """Run a grid to its end. Raises WhippletreeError."""
     console = Console(force_terminal=False if arguments.plain else None)
-    config, layout = _open(arguments)
-    run = GridRun(config, layout, cache=cache, observer=(view := GridView(0, console=console)))
-    view.total = run.total
-    with view:
-        results = run.run(retry_invalid=arguments.retry_invalid)
-    return _finish(results, layout)
+    with ExitStack() as held:
+        config, layout = _open(arguments, held)
+        run = GridRun(config, layout, cache=cache, observer=(view := GridView(0, console=console)))
+        view.total = run.total
+        with view:
+            results = run.run(retry_invalid=arguments.retry_invalid)
+        return _finish(results, layout)
 
 
-def _open(arguments: argparse.Namespace) -> tuple[GridConfig, GridLayout]:
+def _open(arguments: argparse.Namespace, held: ExitStack) -> tuple[GridConfig, GridLayout]:
     if arguments.resume is not None:
         if arguments.overrides or arguments.run_file:
             raise ConfigurationError("--resume goes on with the grid's own file", "leave out the file and --set")
-        return read_grid(arguments.resume)
+        found = read_grid(arguments.resume)
+        held.enter_context(claimed(arguments.resume))
+        return found
     config = load_grid_file(arguments.run_file, arguments.overrides)
     directory = arguments.run_dir or Path(config.grid.directory) / config.grid.name
+    held.enter_context(claimed(directory))
     if arguments.overwrite and GridLayout(directory).config.is_file():
         shutil.rmtree(directory)
     return config, open_grid(config, directory)

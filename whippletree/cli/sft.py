@@ -14,12 +14,14 @@ import argparse
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
+from whippletree.cli.claiming import claimed
 from whippletree.configuration import apply_override, convert, dump, load
 from whippletree.errors import ConfigurationError
 from whippletree.files import write_atomically
@@ -95,11 +97,15 @@ def account_text(account: ExportAccount) -> str:
 
 
 def _sft(arguments: argparse.Namespace) -> int:
+    with ExitStack() as held:
+        config, directory = _open(arguments, held)
+        return _train(config, directory, Console(highlight=False, markup=False))
+
+
+def _train(config: SftConfig, directory: Path, console: Console) -> int:
     from whippletree.loop.sft.training import SftRun
     from whippletree.ui.sft import SftView
 
-    config, directory = _open(arguments)
-    console = Console(highlight=False, markup=False)
     data = _exports(config, directory)
     model = _model(config, data)
     view = SftView(console)
@@ -113,16 +119,18 @@ def _sft(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _open(arguments: argparse.Namespace) -> tuple[SftConfig, Path]:
+def _open(arguments: argparse.Namespace, held: ExitStack) -> tuple[SftConfig, Path]:
     if arguments.resume is not None:
         if arguments.data or arguments.overrides:
             raise ConfigurationError("--resume goes on with its own configuration", "leave out files and --set")
         if not (arguments.resume / CONFIG).is_file():
             raise ConfigurationError(f"{arguments.resume} holds no fine-tuning", "give its directory, for example runs/sft")
+        held.enter_context(claimed(arguments.resume))
         return load(SftConfig, arguments.resume / CONFIG), arguments.resume.resolve()
     config = _read(arguments.data, arguments.overrides)
     config.check()
     directory = (arguments.run_dir or Path(config.sft.directory) / config.sft.name).resolve()
+    held.enter_context(claimed(directory))
     if Layout(directory).config.is_file() or GridLayout(directory).config.is_file():
         raise ConfigurationError(f"{directory} holds a run or a grid", "choose another directory")
     if (directory / CONFIG).is_file():

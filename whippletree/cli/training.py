@@ -11,13 +11,14 @@ import os
 import shutil
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
+from whippletree.cli.claiming import claimed
 from whippletree.cli.inspecting import load_run_file
 from whippletree.configuration import dump, load
 from whippletree.control.supervisor import Supervisor
@@ -74,7 +75,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, more: tuple[str, ...]) -> int:
     console = Console(force_terminal=False if arguments.plain else None)
-    config, layout = _open(arguments, more)
+    with ExitStack() as held:
+        config, layout = _open(arguments, more, held)
+        return _run_in(config, layout, console)
+
+
+def _run_in(config: RunConfig, layout: Layout, console: Console) -> int:
     with (
         closing(Counts(layout)) as counts,
         RunView(layout.directory, config.loop.steps, console=console, activity=counts) as view,
@@ -90,8 +96,8 @@ def _run(arguments: argparse.Namespace, more: tuple[str, ...]) -> int:
     return _finish(layout, console)
 
 
-def _open(arguments: argparse.Namespace, more: tuple[str, ...]) -> tuple[RunConfig, Layout]:
-    """The run's configuration and directory: a new one, or that of --resume."""
+def _open(arguments: argparse.Namespace, more: tuple[str, ...], held: ExitStack) -> tuple[RunConfig, Layout]:
+    """The run's configuration and directory, which is held: a new one, or that of --resume."""
     overrides = (*arguments.overrides, *more)
     if arguments.resume is not None:
         layout = Layout(arguments.resume.resolve())
@@ -99,12 +105,14 @@ def _open(arguments: argparse.Namespace, more: tuple[str, ...]) -> tuple[RunConf
             raise ConfigurationError(f"{arguments.resume} holds no run", "give the directory of a run, for example runs/demo")
         if arguments.overrides or arguments.run_file:
             raise ConfigurationError("--resume goes on with the run's own configuration", "leave out the run file and --set")
+        held.enter_context(claimed(layout.directory))
         return load(RunConfig, layout.config), layout
     if arguments.run_file is None:
         raise ConfigurationError("no run file", "give one, for example examples/demo.toml, or --resume DIR")
     config = load_run_file(arguments.run_file, overrides)
     directory = arguments.run_dir or Path(config.run.directory) / config.run.name
     layout = Layout(directory.resolve())
+    held.enter_context(claimed(layout.directory))
     if layout.config.exists():
         if not arguments.overwrite:
             raise ConfigurationError(f"{directory} holds a run", f"go on with --resume {directory}, or give --overwrite")

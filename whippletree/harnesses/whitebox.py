@@ -21,12 +21,12 @@ from typing import Literal
 import msgspec
 
 from whippletree import sandboxes
-from whippletree.configuration import Config, convert
 from whippletree.errors import HarnessError
 from whippletree.harnesses import whitebox_loop as loop
 from whippletree.harnesses.config import WhiteboxSettings
-from whippletree.harnesses.packages import interpreter
-from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, SandboxHandle
+from whippletree.harnesses.packages import Adapter, interpreter, read_settings
+from whippletree.harnesses.reading import record_ending, tool_call
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, SandboxHandle
 from whippletree.traces import atif
 from whippletree.types import Struct
 
@@ -68,22 +68,21 @@ class RunRecord(Struct):
     turns: tuple[TurnRecord, ...] = ()
 
 
-class Whitebox:
+class Whitebox(Adapter):
     """The adapter. One object serves any number of attempts, from any thread."""
 
     name = "whitebox"
     version = VERSION
-    package: Package | None = None
-    settings: type[Config] | None = WhiteboxSettings
+    settings = WhiteboxSettings
     facts = HarnessFacts(
         dialects=("chat",),
         streams=False,
         launches=("process", "pool"),
         shell_tool="shell",
-        exit_code="0 also where a limit ended it; its record says how it ended.",
-        variations=("tools", "system", "steps"),
-        fixed_prompt_chars=330,
-        notes=("With `compact_every` it replaces its history by a summary of its own, so that a rollout has several samples.",),
+        exit_code="1 where the model's server failed, otherwise 0; its record says how it ended.",
+        variations=("system", "steps"),
+        fixed_prompt_chars=400,
+        notes=("With compact_every it replaces its history by a summary, so that a rollout falls into several samples.",),
     )
 
     def __init__(self) -> None:
@@ -121,7 +120,7 @@ class Whitebox:
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
         """The loop's record as ATIF; None where there is none. Raises HarnessError for one that cannot be read."""
-        found = records.get(RECORD)
+        found = record_ending(records, "trajectory.json")
         if found is None:
             return None
         try:
@@ -162,7 +161,7 @@ class Whitebox:
 
 def settings_of(spec: AttemptSpec) -> WhiteboxSettings:
     """The attempt's settings, checked. Raises ConfigurationError."""
-    return convert(WhiteboxSettings, dict(spec.settings), "harness whitebox")
+    return read_settings(WhiteboxSettings, spec, "whitebox")
 
 
 def _sandbox_shell(spec: AttemptSpec, sandbox: SandboxHandle, settings: WhiteboxSettings) -> loop.Shell:
@@ -191,10 +190,7 @@ def _trajectory(record: RunRecord) -> atif.Trajectory:
         for number, (source, text) in enumerate([*opening, ("user", record.task)], 1)
     ]
     for turn in record.turns:
-        calls = [
-            atif.StepToolCall(tool_call_id=call.id, function_name=call.name, arguments=_arguments(call.arguments))
-            for call in turn.calls
-        ]
+        calls = [tool_call(call.id, call.name, call.arguments) for call in turn.calls]
         results = [
             atif.ObservationResult(source_call_id=call.id, content=shown)
             for call, shown in zip(turn.calls, turn.results, strict=False)
@@ -212,11 +208,3 @@ def _trajectory(record: RunRecord) -> atif.Trajectory:
             )
         )
     return atif.Trajectory(schema_version=atif.VERSION, agent=atif.Agent(name="whitebox", version=VERSION), steps=steps)
-
-
-def _arguments(text: str) -> dict[str, object] | str:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return text
-    return found if isinstance(found, dict) else text
