@@ -29,6 +29,11 @@ SUBAGENT_CHATS = f"{HOME}/.qwen/projects/*/subagents/*/*"
 _TURN_LIMIT = 53
 _BUDGET = 55
 _MESSAGE_LIMIT = 2000  # characters
+_BESIDES = (
+    *("agent", "cron_create", "cron_delete", "cron_list", "enter_worktree", "exit_worktree", "get_goal", "list_agents"),
+    *("loop_wakeup", "monitor", "read_mcp_resource", "record_artifact", "report_findings", "send_message", "skill"),
+    *("task_stop", "tool_call", "tool_search", "update_goal", "web_fetch", "zoom_image"),
+)
 _KINDS = {"chat": "openai", "responses": "openai-responses", "messages": "anthropic", "gemini": "gemini"}
 _NAMES = {"chat": "OPENAI", "responses": "OPENAI", "messages": "ANTHROPIC", "gemini": "GEMINI"}
 
@@ -155,6 +160,7 @@ def configuration(settings: QwenSettings, spec: AttemptSpec) -> dict[str, Any]:
     tools: dict[str, Any] = {"shell": {"enableInteractiveShell": False, "showColor": False}, "toolSearch": {"enabled": False}}
     if settings.tools:
         tools["core"] = list(settings.tools)
+        tools["exclude"] = [name for name in _BESIDES if name not in settings.tools]  # which the list of core tools leaves
     return {
         "security": {"auth": {"selectedType": _KINDS[settings.dialect]}, "folderTrust": {"enabled": False}},
         "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "showSessionRecap": False},
