@@ -1,7 +1,7 @@
 """What a harness itself recorded of its run: read out of the sandbox, kept beside the run, told in one format.
 
-Invariants (tests/control/test_launch_process.py): no more than the limit is read in all, and links are not followed; what cannot be
-read, or told, is a warning and never changes how the attempt ends; the attempt's key is in nothing that is kept.
+Invariants (tests/control/test_launch_process.py): no more than the limit is read in all, and links are not followed; what
+cannot be read, or told, is a warning and never changes how the attempt ends; the attempt's key is in nothing that is kept.
 """
 
 from __future__ import annotations
