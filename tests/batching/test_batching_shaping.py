@@ -118,7 +118,7 @@ def test_rollouts_without_a_usable_reward_are_seen_by_no_hook(monkeypatch: pytes
         shape_rewards(members, [FunctionHook(function="own_hooks:short")])
     with np.errstate(all="ignore"), pytest.raises(NonFiniteError, match=r"own_hooks:bad.*a1"):
         shape_rewards(members, [FunctionHook(function="own_hooks:bad")])
-    with pytest.raises(ConfigurationError, match=r"shaping hook 'own_hooks:other'.*check that the module can be imported"):
+    with pytest.raises(ConfigurationError, match=r"shaping hook 'own_hooks:other'.*define it in own_hooks"):
         shape_rewards(members, [FunctionHook(function="own_hooks:other")])
 
 

@@ -1,6 +1,6 @@
 """The terminal's view of a fine-tuning: one line per measurement or tenth of the way, and the curve at the end.
 
-Invariants (tests/ui/test_sft_view.py):
+Invariants (tests/ui/test_grid_view.py):
 - the first and the last update, and every measurement, have a line;
 - a curve shows its highest and lowest value in its own scale; a single value is a curve too.
 """
