@@ -18,8 +18,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from whippletree.cli.checking import check_harnesses
 from whippletree.cli.claiming import claimed
-from whippletree.cli.inspecting import check_harnesses
 from whippletree.configuration import load
 from whippletree.errors import ConfigurationError
 from whippletree.loop.grid.config import GridConfig

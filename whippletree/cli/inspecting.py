@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
+from whippletree.cli.checking import check_harnesses
 from whippletree.configuration import Config, apply_override, convert, dump, load
 from whippletree.errors import ConfigurationError
-from whippletree.loop.config import HarnessSection, RunConfig
+from whippletree.loop.config import RunConfig
 from whippletree.loop.layout import Layout
 from whippletree.protocols import Store
 from whippletree.store import open_store
@@ -81,16 +82,6 @@ def load_run_file(path: Path, overrides: Sequence[str]) -> RunConfig:
     config.learner.check(config.loop.steps)
     check_harnesses([source.harness for source in config.sources], f"{path}: sources", "harness.settings")
     return config
-
-
-def check_harnesses(sections: Sequence[HarnessSection], origin: str, key: str) -> None:
-    """The harnesses are known and their settings are right. Raises ConfigurationError that names origin, number and key."""
-    from whippletree.harnesses import load_harness
-
-    for number, section in enumerate(sections):
-        settings = load_harness(section.name).settings
-        if settings is not None:
-            convert(settings, section.settings, f"{origin}.{number}.{key}")
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------

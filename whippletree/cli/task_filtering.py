@@ -99,7 +99,7 @@ def _read(directories: list[Path], settings: FilterSettings) -> dict[str, Measur
 def _measure(arguments: argparse.Namespace, settings: FilterSettings, backing: Backing) -> Path:
     """Let the model of a run file try the tasks that pass the rules; returns the directory of that run."""
     from whippletree.cli.inspecting import load_run_file
-    from whippletree.cli.main import main
+    from whippletree.cli.training import evaluate
     from whippletree.tasks.config import TrailFamily
     from whippletree.tasks.trail import write_tasks
 
@@ -123,7 +123,7 @@ def _measure(arguments: argparse.Namespace, settings: FilterSettings, backing: B
         words = [str(arguments.measure), "--run-dir", str(directory)]
         words += ["--set", f"sources.0.tasks={tasks}", "--set", f"loop.eval_samples={settings.tries}"]
     with contextlib.redirect_stdout(sys.stderr):  # --json means one document
-        status = main(["eval", *words])
+        status = evaluate(words)
     if status:
         raise ConfigurationError(f"measuring ended with status {status}", "see what it said; the same command goes on with it")
     return directory

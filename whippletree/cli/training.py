@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -48,15 +49,26 @@ def add_commands(commands: Any) -> None:
         ("eval", "evaluate a run's held-out tasks, or a grid of models and harnesses, without training", _evaluate),
     ):
         parser = commands.add_parser(name, help=text)
-        parser.add_argument("run_file", type=Path, nargs="?", help="a run file (TOML); left out with --resume")
-        parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=c", help="override one key")
-        parser.add_argument("--run-dir", type=Path, help="the run directory; default: run.directory/run.name")
-        parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
-        parser.add_argument("--overwrite", action="store_true", help="remove an earlier run of the same name first")
-        parser.add_argument("--plain", action="store_true", help="one line per event instead of the live panel")
-        if name == "eval":
-            parser.add_argument("--retry-invalid", action="store_true", help="grids: run cells again that were not judged")
+        _add_arguments(parser, name)
         parser.set_defaults(run=run)
+
+
+def _add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument("run_file", type=Path, nargs="?", help="a run file (TOML); left out with --resume")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=c", help="override one key")
+    parser.add_argument("--run-dir", type=Path, help="the run directory; default: run.directory/run.name")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
+    parser.add_argument("--overwrite", action="store_true", help="remove an earlier run of the same name first")
+    parser.add_argument("--plain", action="store_true", help="one line per event instead of the live panel")
+    if name == "eval":
+        parser.add_argument("--retry-invalid", action="store_true", help="grids: run cells again that were not judged")
+
+
+def evaluate(words: Sequence[str]) -> int:
+    """`whippletree eval` with these words, as a part of another command. Raises WhippletreeError."""
+    parser = argparse.ArgumentParser(prog="whippletree eval")
+    _add_arguments(parser, "eval")
+    return _evaluate(parser.parse_args(words))
 
 
 def _train(arguments: argparse.Namespace) -> int:
