@@ -53,7 +53,8 @@ def test_each_dialect_has_its_provider_and_the_key_is_one_variable(
     opencode: OpenCode, dialect: str, package: str, base: str
 ) -> None:
     plan = opencode.plan(attempt(dialect=dialect))
-    assert not any(KEY in word for word in plan.argv) and plan.files == ()
+    assert not any(KEY in word for word in (*plan.argv, *(text for _, text in plan.files)))
+    assert all(path.startswith("/home/agent/.config/opencode/") for path, _ in plan.files)
     assert [name for name, value in plan.environment.items() if KEY in value] == ["WHIPPLETREE_KEY"]
     provider = json.loads(plan.environment["OPENCODE_CONFIG_CONTENT"])["provider"]["whippletree"]
     assert (provider["npm"], provider["options"]["baseURL"]) == (package, base)

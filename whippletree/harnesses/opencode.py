@@ -58,6 +58,13 @@ class _Event(msgspec.Struct):
     error: dict[str, Any] = {}
 
 
+def _installed_plugins() -> tuple[tuple[str, str], ...]:
+    """Files by which it takes the package of plugin types to be in its configuration's folder, and so fetches none."""
+    folder = f"{HOME}/.config/opencode"
+    locked = {"lockfileVersion": 3, "packages": {"": {"dependencies": {"@opencode-ai/plugin": VERSION}}}}
+    return (f"{folder}/package-lock.json", json.dumps(locked)), (f"{folder}/node_modules/.keep", "")
+
+
 class OpenCode(Packaged):
     """The adapter. One object serves any number of attempts, from any thread."""
 
@@ -114,6 +121,7 @@ class OpenCode(Packaged):
         return LaunchPlan(
             argv=tuple(argv),
             environment=environment,
+            files=_installed_plugins(),
             stdin=spec.instruction,
             records=(DATABASE, f"{DATABASE}-wal"),
         )
