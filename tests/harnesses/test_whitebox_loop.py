@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from model_stub import ModelStub, bash, error, raw, text
+from model_stub import ModelStub, bash, error, raw, reply, text
 
 from whippletree.harnesses import whitebox_loop as loop
 from whippletree.harnesses.config import WhiteboxSettings
@@ -66,6 +66,14 @@ async def test_each_request_goes_on_from_the_one_before(stub: ModelStub, tmp_pat
         "call_0",
     ]
     assert stub.paths == {"/v1/chat/completions"}
+
+
+async def test_a_turn_goes_back_as_it_came_with_its_thinking(stub: ModelStub, tmp_path: Path) -> None:
+    call = {"id": "call_0", "type": "function", "function": {"name": "bash", "arguments": '{"command": "true"}'}}
+    said = {"content": "  I look. ", "reasoning_content": "where is it?\n", "tool_calls": [call]}
+    stub.script = {"k": [lambda _: reply(said, "tool_calls"), text("ok")]}
+    await run(stub, tmp_path)
+    assert stub.seen["k"][1]["messages"][2] == {"role": "assistant", **said}
 
 
 async def test_the_tool_and_the_prompts_are_settings(stub: ModelStub, tmp_path: Path) -> None:

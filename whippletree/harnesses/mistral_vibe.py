@@ -47,6 +47,7 @@ class MistralVibe(Packaged):
         shell_tool="bash",
         subagents=True,
         compacts=True,
+        ends_at=("overflow",),
         exit_code="0: it finished; 1: it could not start; 2: the model could not be reached or refused; 3: a limit ended it.",
         variations=("system", "steps"),
         fixed_prompt_chars=33_000,

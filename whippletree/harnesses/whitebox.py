@@ -80,7 +80,8 @@ class Whitebox(Adapter):
         launches=("process", "pool"),
         shell_tool="shell",
         exit_code="1 where the model's server failed, otherwise 0; its record says how it ended.",
-        variations=("system", "steps"),
+        variations=("tools", "system", "steps"),
+        ends_at=("overflow",),
         fixed_prompt_chars=400,
         notes=("With compact_every it replaces its history by a summary, so that a rollout falls into several samples.",),
     )

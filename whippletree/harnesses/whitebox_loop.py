@@ -245,7 +245,7 @@ class Agent:
             self._done(self.record)
 
     def _ask(self, history: list[Message], *, summary: bool = False) -> Message:
-        """The model's next message, in the three keys that go back to it."""
+        """The model's next message, its thinking included, in the keys that go back to it as they came."""
         response = self._model.ask(history, self._tools)
         message = response["choices"][0]["message"]
         usage = response.get("usage") or {}
@@ -258,7 +258,7 @@ class Agent:
                 completion_tokens=int(usage.get("completion_tokens") or 0),
             )
         )
-        kept = {name: message[name] for name in ("content", "tool_calls") if message.get(name) is not None}
+        kept = {name: message[name] for name in ("content", "reasoning_content", "tool_calls") if message.get(name) is not None}
         return {"role": "assistant", "content": ""} | kept
 
     def _run(self, call: Message) -> tuple[str, str, str | None]:
