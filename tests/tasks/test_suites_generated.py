@@ -73,12 +73,10 @@ async def test_a_sample_is_accepted_by_the_checker(kind: str, tmp_path: Path, ma
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("make_sandbox", ["bubblewrap"], indirect=True)  # one backend is enough for the sweep
 @kinds
-async def test_many_are_accepted_by_the_checker(kind: str, seed: int, tmp_path: Path, make_sandbox):
-    if getattr(make_sandbox, "kind", "") == "process":
-        pytest.skip("one backend is enough for the sweep")
-    train, heldout = written(kind, tmp_path, train=96, heldout=24, seed=seed)
+async def test_many_are_accepted_by_the_checker(kind: str, tmp_path: Path, make_sandbox):
+    train, heldout = written(kind, tmp_path, train=24, heldout=8, seed=11)
     for path in [*train, *heldout]:
         check = await check_task(load_task(path), make_sandbox)
         assert check.problems == (), path.name
