@@ -6,15 +6,16 @@ import json
 import threading
 import urllib.request
 
-from whippletree.protocols import AttemptSpec, HarnessResult, LaunchPlan
+from whippletree.harnesses.packages import Adapter
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult
 
 
-class OneCall:
+class OneCall(Adapter):
     """Asks the model once and is done: what an attempt costs without an agent."""
 
     name = "one-call"
     version = "1"
-    read_only: tuple[tuple[str, str], ...] = ()
+    facts = HarnessFacts(dialects=("chat",), streams=False, launches=("pool",))
 
     def load(self) -> None:
         """Nothing to import."""
@@ -27,14 +28,6 @@ class OneCall:
         with urllib.request.urlopen(request, timeout=spec.timeout) as reply:
             reply.read()
         return HarnessResult(exit_status="Submitted", steps=1)
-
-    def plan(self, spec: AttemptSpec) -> LaunchPlan:
-        """Not used: the benchmark runs in pools."""
-        raise NotImplementedError
-
-    def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
-        """Not used."""
-        raise NotImplementedError
 
 
 class Idle(OneCall):

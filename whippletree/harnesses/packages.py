@@ -21,7 +21,7 @@ import msgspec
 
 from whippletree.configuration import Config, convert
 from whippletree.errors import HarnessError
-from whippletree.protocols import AttemptSpec, HarnessFacts, Package
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
 from whippletree.types import Struct
 
 T = TypeVar("T", bound=Config)
@@ -53,7 +53,8 @@ class NoSettings(Config):
 
 
 class Adapter:
-    """Defaults of a harness that needs nothing installed: subclasses add `name`, `version`, `plan` and `result`."""
+    """Defaults of a harness that needs nothing installed. Subclasses add `name` and `version`, and `plan` and `result` unless
+    they run in pool hosts alone."""
 
     name: str
     version: str
@@ -61,6 +62,14 @@ class Adapter:
     facts = HarnessFacts(dialects=("chat",), streams=False)
     settings: type[Config] | None = NoSettings
     read_only: tuple[tuple[str, str], ...] = ()
+
+    def plan(self, spec: AttemptSpec) -> LaunchPlan:
+        """No process mode. Raises HarnessError."""
+        raise HarnessError(f"harness {self.name} cannot be launched as a process", 'set launch = "pool"')
+
+    def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
+        """No process mode. Raises HarnessError."""
+        raise HarnessError(f"harness {self.name} cannot be launched as a process", 'set launch = "pool"')
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
         """No record of its own."""
