@@ -18,6 +18,7 @@ import msgspec
 
 from whippletree.errors import ConfigurationError
 from whippletree.harnesses.atif_steps import Steps
+from whippletree.harnesses.ends import crashed, last_words
 from whippletree.harnesses.packages import HOME, Packaged, read_settings
 from whippletree.harnesses.python_config import AiderSettings
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
@@ -26,7 +27,6 @@ from whippletree.traces.atif import Agent, Metrics
 VERSION = "0.86.2"
 FOLDER = "/logs/agent/aider"
 LOG = f"{FOLDER}/llm.txt"
-_TAIL = 2000  # characters
 _SWITCHES = {
     "AIDER_ANALYTICS": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -104,15 +104,15 @@ class Aider(Packaged):
     def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
         """What it said of errors and limits decides, and whether the model answered last."""
         answers = [text for kind, _, text in _entries(trajectory or b"") if kind == "LLM RESPONSE"]
-        steps, message = sum(map(bool, answers)), output[-_TAIL:]
+        steps, message = sum(map(bool, answers)), last_words(output)
         errors = _ERROR.findall(output.rpartition("Retrying in ")[2])  # those that it did not get over
         if exit_code or errors:
             status = errors[-1] if errors else f"Exit{exit_code}"
-            return HarnessResult(exit_status=status, steps=steps, message=message, crashed=True)
+            return crashed(status, steps, message)
         if _TOKEN_LIMIT in output:
             return HarnessResult(exit_status="TokenLimit", steps=steps, message=message, ran_out="budget")
         if not answers or not answers[-1]:
-            return HarnessResult(exit_status="NoAnswer", steps=steps, message=message, crashed=True)
+            return crashed("NoAnswer", steps, message)
         return HarnessResult(exit_status="Done", steps=steps, message=message)
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:

@@ -18,6 +18,7 @@ import msgspec
 
 from whippletree.harnesses.atif_steps import Steps, counts
 from whippletree.harnesses.config import ClaudeCodeSettings
+from whippletree.harnesses.ends import crashed, last_words, out_of_context, timed_out
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
 from whippletree.harnesses.reading import TIMED_OUT, json_lines, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
@@ -28,7 +29,6 @@ CONFIG = f"{HOME}/.claude"
 TRANSCRIPTS = f"{CONFIG}/projects/**/*.jsonl"
 LEAN_TOOLS = ("Bash", "Read", "Edit", "Write")
 _SUBAGENT = "agent-"  # what names of sub-agents' transcripts begin with
-_MESSAGE_LIMIT = 2000  # characters
 _MODELS = (
     "ANTHROPIC_MODEL",
     "ANTHROPIC_SMALL_FAST_MODEL",
@@ -167,17 +167,17 @@ class ClaudeCode(Packaged):
         end = next((one for one in json_lines(output, _Outcome) if one.type == "result"), None)
         steps = end.num_turns if end is not None else 0
         if exit_code == TIMED_OUT:
-            return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
+            return timed_out(steps)
         if end is None:
-            return HarnessResult(exit_status=f"Exit{exit_code}", steps=steps, crashed=True, message=output[-_MESSAGE_LIMIT:])
-        said = (end.result or "\n".join(end.errors))[-_MESSAGE_LIMIT:]
+            return crashed(f"Exit{exit_code}", steps, last_words(output))
+        said = last_words(end.result or "\n".join(end.errors))
         if end.subtype in ("error_max_turns", "error_max_budget_usd"):
             return HarnessResult(exit_status="TurnLimit", steps=max(0, steps - 1), message=said, ran_out="budget")
         if end.terminal_reason == "prompt_too_long":
-            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=said, ran_out="budget")
+            return out_of_context(steps, said)
         if end.is_error or end.subtype != "success" or exit_code != 0:
             status = "ApiError" if end.is_error and end.subtype == "success" else end.subtype or f"Exit{exit_code}"
-            return HarnessResult(exit_status=status, steps=steps, crashed=True, message=said or output[-_MESSAGE_LIMIT:])
+            return crashed(status, steps, said or last_words(output))
         return HarnessResult(exit_status="Completed", steps=steps, message=said)
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:

@@ -20,6 +20,7 @@ import msgspec
 from whippletree.configuration import toml_value
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import CodexSettings
+from whippletree.harnesses.ends import crashed, last_words, out_of_context, timed_out
 from whippletree.harnesses.packages import HOME, Packaged, read_settings
 from whippletree.harnesses.reading import TIMED_OUT, json_lines, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
@@ -30,7 +31,6 @@ CODEX_HOME = f"{HOME}/.codex"
 SESSIONS = f"{CODEX_HOME}/sessions/**/*.jsonl"
 INSTRUCTIONS = f"{CODEX_HOME}/instructions.md"
 KEY = "WHIPPLETREE_KEY"
-_MESSAGE_LIMIT = 2000  # characters
 _OVERFLOW = "ran out of room in the model's context window"  # in its own words
 _MACHINES = {"x86_64": ("x64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _LEAN_FEATURES = dict.fromkeys(
@@ -155,18 +155,16 @@ class Codex(Packaged):
         items = [event.item for event in events if event.type == "item.completed"]
         steps = sum(item.type not in ("agent_message", "reasoning", "error") for item in items) + 1 if events else 0
         if exit_code == TIMED_OUT:
-            return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
+            return timed_out(steps)
         said = next((item.text for item in reversed(items) if item.type == "agent_message"), "")
         end = next((event for event in reversed(events) if event.type in ("turn.completed", "turn.failed")), None)
         if end is not None and end.type == "turn.completed" and exit_code == 0:
-            return HarnessResult(exit_status="Completed", steps=steps, message=said[-_MESSAGE_LIMIT:])
+            return HarnessResult(exit_status="Completed", steps=steps, message=last_words(said))
         if end is not None and end.error is not None and _OVERFLOW in end.error.message:
-            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=end.error.message, ran_out="budget")
+            return out_of_context(steps, end.error.message)
         if end is not None and end.error is not None:
-            return HarnessResult(
-                exit_status="TurnFailed", steps=steps, crashed=True, message=end.error.message[-_MESSAGE_LIMIT:]
-            )
-        return HarnessResult(exit_status=f"Exit{exit_code}", steps=steps, crashed=True, message=output[-_MESSAGE_LIMIT:])
+            return crashed("TurnFailed", steps, last_words(end.error.message))
+        return crashed(f"Exit{exit_code}", steps, last_words(output))
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
         """Its rollout files as one document: the main one, and one trajectory for each sub-agent."""

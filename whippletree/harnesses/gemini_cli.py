@@ -17,6 +17,7 @@ import msgspec
 
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import GeminiSettings
+from whippletree.harnesses.ends import crashed, last_words, out_of_context, timed_out
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
 from whippletree.harnesses.reading import TIMED_OUT, json_lines, overflowed
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
@@ -27,7 +28,6 @@ SYSTEM = f"{HOME}/.gemini/system.md"
 CHATS = f"{HOME}/.gemini/tmp/*/chats/*"
 SUBAGENT_CHATS = f"{HOME}/.gemini/tmp/*/chats/*/*"
 _TURN_LIMIT = 53
-_MESSAGE_LIMIT = 2000  # characters
 
 
 class _Stats(msgspec.Struct):
@@ -115,15 +115,15 @@ class GeminiCli(Packaged):
             tools = [place for place, event in enumerate(events) if event.type in ("tool_use", "tool_result")]
             last = events[tools[-1] + 1 if tools else 0 :]
             said = "".join(event.content for event in last if event.type == "message" and event.role == "assistant")
-            return HarnessResult(exit_status="Completed", steps=steps, message=said[-_MESSAGE_LIMIT:])
+            return HarnessResult(exit_status="Completed", steps=steps, message=last_words(said))
         if exit_code == TIMED_OUT:
-            return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
+            return timed_out(steps)
         status = str(end.error.get("type", "")) if end is not None else ""
         message = str(end.error.get("message", "")) if end is not None else ""
         if overflowed(message):
-            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=message, ran_out="budget")
+            return out_of_context(steps, message)
         status = status or f"Exit{exit_code}"
-        return HarnessResult(exit_status=status, steps=steps, crashed=True, message=message or output[-_MESSAGE_LIMIT:])
+        return crashed(status, steps, message or last_words(output))
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
         """Its session files as one document: the main one, and one trajectory for each sub-agent."""

@@ -29,6 +29,7 @@ import msgspec
 from whippletree.errors import HarnessError, SandboxError
 from whippletree.harnesses.atif_steps import Steps, counts
 from whippletree.harnesses.config import MiniSettings
+from whippletree.harnesses.ends import crashed, last_words, timed_out
 from whippletree.harnesses.packages import Adapter, interpreter, read_settings
 from whippletree.harnesses.reading import record_ending, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
@@ -174,10 +175,10 @@ class MiniSweAgent(Adapter):
         try:
             info = msgspec.json.decode(trajectory or b"{}", type=_Trajectory).info
         except msgspec.MsgspecError as error:
-            return HarnessResult(exit_status="BrokenTrajectory", crashed=True, message=str(error))
+            return crashed("BrokenTrajectory", 0, str(error))
         if exit_code == _TIMED_OUT and info.exit_status not in _OUTCOMES:
             steps = info.model_stats.api_calls
-            return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
+            return timed_out(steps)
         if info.exit_status in _OUTCOMES:
             return HarnessResult(
                 exit_status=info.exit_status,
@@ -186,7 +187,7 @@ class MiniSweAgent(Adapter):
                 ran_out=_RAN_OUT.get(info.exit_status, ""),
             )
         status = info.exit_status or f"Exit{exit_code}"
-        return HarnessResult(exit_status=status, steps=info.model_stats.api_calls, crashed=True, message=output[-2000:])
+        return crashed(status, info.model_stats.api_calls, last_words(output))
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
         """Mini's trajectory; a turn that it dropped from its history is told from the message that says why."""
@@ -240,7 +241,7 @@ class MiniSweAgent(Adapter):
             raise
         except Exception as error:  # noqa: BLE001  (whatever ended mini is the attempt's result, with its class)
             status = type(error).__name__
-            return _result(status, agent.n_calls, str(error)[-2000:])
+            return _result(status, agent.n_calls, last_words(str(error)))
         return _result(str(outcome.get("exit_status", "")), agent.n_calls, str(outcome.get("submission", "")))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
+from whippletree.harnesses.ends import crashed, last_words, out_of_context
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
 from whippletree.harnesses.python_config import VibeSettings
 from whippletree.harnesses.reading import json_lines, overflowed, tool_call
@@ -27,7 +28,6 @@ FOLDER = f"{HOME}/.vibe"
 OUTPUT = "/logs/agent/vibe"
 KEY = "WHIPPLETREE_KEY"
 _END_SECONDS = 5  # before the attempt's limit, so that it can write its export
-_TAIL = 2000  # characters
 _STYLES = {"chat": "openai", "responses": "openai-responses", "messages": "anthropic"}
 _LIMITS = frozenset({"turn_limit", "token_limit", "price_limit"})
 _STOPPED = frozenset({"length", "refusal"})
@@ -92,16 +92,16 @@ class MistralVibe(Packaged):
         try:
             export = msgspec.json.decode(trajectory or b"", type=_Export)
         except msgspec.MsgspecError:
-            return HarnessResult(exit_status=f"Exit{exit_code}", crashed=True, message=output[-_TAIL:])
-        steps, told = export.steps or 0, export.error.message if export.error else output[-_TAIL:]
+            return crashed(f"Exit{exit_code}", 0, last_words(output))
+        steps, told = export.steps or 0, export.error.message if export.error else last_words(output)
         if export.outcome in _LIMITS:
             return HarnessResult(exit_status=export.outcome, steps=steps, message=told, ran_out="budget")
         if export.outcome in ("deadline", "terminated"):
             return HarnessResult(exit_status=export.outcome, steps=steps, message=told, ran_out="time")
         if export.error is not None and overflowed(export.error.message):
-            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=told, ran_out="budget")
-        crashed = export.outcome != "finished" and export.outcome not in _STOPPED
-        return HarnessResult(exit_status=export.outcome, steps=steps, message=told, crashed=crashed)
+            return out_of_context(steps, told)
+        did = export.outcome == "finished" or export.outcome in _STOPPED
+        return HarnessResult(exit_status=export.outcome, steps=steps, message=told, crashed=not did)
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
         """Its journals as one document, sub-agents as trajectories of their own."""

@@ -23,6 +23,7 @@ import msgspec
 from whippletree.errors import HarnessError
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import OpenCodeSettings
+from whippletree.harnesses.ends import crashed, last_words, out_of_context, timed_out
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
 from whippletree.harnesses.reading import TIMED_OUT, json_lines, overflowed
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
@@ -31,7 +32,6 @@ from whippletree.traces.atif import Agent, StepToolCall, Trajectory
 VERSION = "1.18.33"
 DATABASE = f"{HOME}/.local/share/opencode/opencode.db"
 PROVIDER = "whippletree"
-_MESSAGE_LIMIT = 2000  # characters
 _PACKAGES = {
     "chat": "@ai-sdk/openai-compatible",
     "responses": "@ai-sdk/openai",
@@ -131,19 +131,19 @@ class OpenCode(Packaged):
         events = list(json_lines(output, _Event))
         steps = sum(event.type == "step_finish" for event in events)
         if exit_code == TIMED_OUT:
-            return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
+            return timed_out(steps)
         last = next((event for event in reversed(events) if event.type in ("error", "step_finish")), None)
         error = last.error if last is not None and last.type == "error" else None
         got_over = error is None and last is not None and any(event.type == "error" for event in events)
         if error is not None or (exit_code and not got_over):  # it exits with 1 after an error that it got over too
             said = error or {}
             status = str(said.get("name") or f"Exit{exit_code}")
-            message = str((said.get("data") or {}).get("message") or output[-_MESSAGE_LIMIT:])
+            message = str((said.get("data") or {}).get("message") or last_words(output))
             if overflowed(message):
-                return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=message, ran_out="budget")
-            return HarnessResult(exit_status=status, steps=steps, crashed=True, message=message)
+                return out_of_context(steps, message)
+            return crashed(status, steps, message)
         if not steps:
-            return HarnessResult(exit_status="NoTurn", crashed=True, message=output[-_MESSAGE_LIMIT:])
+            return crashed("NoTurn", 0, last_words(output))
         said_last = [str(event.part.get("text", "")) for event in events if event.type == "text"]
         return HarnessResult(exit_status="Completed", steps=steps, message=said_last[-1] if said_last else "")
 

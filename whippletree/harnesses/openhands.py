@@ -19,6 +19,7 @@ import msgspec
 from whippletree.errors import ConfigurationError
 from whippletree.harnesses import openhands_driver
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
+from whippletree.harnesses.ends import crashed, last_words, out_of_context
 from whippletree.harnesses.packages import HOME, Packaged, read_settings
 from whippletree.harnesses.python_config import OpenHandsSettings
 from whippletree.harnesses.reading import overflowed, tool_call
@@ -28,7 +29,6 @@ from whippletree.traces.atif import Agent, StepToolCall
 VERSION = "1.58.2"
 FOLDER = "/logs/agent/openhands"
 _SOURCE = Path(openhands_driver.__file__)
-_TAIL = 2000  # characters
 _EVENTS = f"{FOLDER}/conversation/*/events/*.json"
 _OUT_OF_STEPS = "MaxIterationsReached"
 _OVERFLOWS = ("LLMContextWindowExceedError", "LLMContextWindowTooSmallError")
@@ -99,14 +99,14 @@ class OpenHands(Packaged):
         try:
             ending = msgspec.json.decode(trajectory or b"", type=_Ending)
         except msgspec.MsgspecError:
-            return HarnessResult(exit_status=f"Exit{exit_code}", crashed=True, message=output[-_TAIL:])
-        steps, message = len(ending.usages), ending.detail[-_TAIL:]
+            return crashed(f"Exit{exit_code}", 0, last_words(output))
+        steps, message = len(ending.usages), last_words(ending.detail)
         if ending.error == _OUT_OF_STEPS:
             return HarnessResult(exit_status=_OUT_OF_STEPS, steps=steps, message=message, ran_out="budget")
         if ending.error in _OVERFLOWS or (ending.error and overflowed(ending.detail)):
-            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=message, ran_out="budget")
+            return out_of_context(steps, message)
         if ending.error or ending.status == "error":
-            return HarnessResult(exit_status=ending.error or "error", steps=steps, message=message, crashed=True)
+            return crashed(ending.error or "error", steps, message)
         return HarnessResult(exit_status=ending.status, steps=steps, message=message)
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:

@@ -18,6 +18,7 @@ import msgspec
 
 from whippletree.harnesses.atif_steps import Steps, counts
 from whippletree.harnesses.config import PiSettings
+from whippletree.harnesses.ends import crashed, last_words, out_of_context, timed_out
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
 from whippletree.harnesses.reading import TIMED_OUT, json_lines, overflowed, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
@@ -28,7 +29,6 @@ DIRECTORY = f"{HOME}/.pi/agent"
 SESSION = f"{HOME}/.pi/session.jsonl"
 EXTENSION = f"{HOME}/.pi/step-limit.js"
 KEY = "WHIPPLETREE_KEY"
-_MESSAGE_LIMIT = 2000  # characters
 _STEP_LIMIT = """// Ends the run after so many turns of the model, by pi's own interface for extensions.
 export default function (pi) {
   let turns = 0;
@@ -140,17 +140,17 @@ class Pi(Packaged):
         turns = [e.message for e in json_lines(trajectory or b"", _Entry) if e.message.role == "assistant"]
         steps = sum(turn.stopReason not in _NOT_SAMPLED for turn in turns)
         if exit_code == TIMED_OUT:
-            return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
+            return timed_out(steps)
         last = turns[-1] if turns else None
         if last is not None and last.stopReason in ("stop", "length") and exit_code == 0:
-            return HarnessResult(exit_status="Completed", steps=steps, message=_text(last.content)[-_MESSAGE_LIMIT:])
+            return HarnessResult(exit_status="Completed", steps=steps, message=last_words(_text(last.content)))
         if last is not None and last.stopReason == "aborted":
             return HarnessResult(exit_status="StepLimit", steps=steps, ran_out="budget")
         if last is not None and overflowed(last.errorMessage):
-            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=last.errorMessage, ran_out="budget")
-        message = (last.errorMessage if last is not None else "") or output[-_MESSAGE_LIMIT:]
+            return out_of_context(steps, last.errorMessage)
+        message = (last.errorMessage if last is not None else "") or last_words(output)
         status = "ApiError" if last is not None and last.stopReason == "error" else f"Exit{exit_code}"
-        return HarnessResult(exit_status=status, steps=steps, crashed=True, message=message)
+        return crashed(status, steps, message)
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
         """Its session file: every turn that was sampled, in order."""

@@ -28,6 +28,7 @@ from whippletree.configuration import convert
 from whippletree.errors import ConfigurationError, HarnessError, WhippletreeError
 from whippletree.harnesses import callable_context
 from whippletree.harnesses.callable_context import Context, Ending, Output, Runner
+from whippletree.harnesses.ends import crashed, last_words
 from whippletree.harnesses.packages import HOME, Adapter, interpreter, read_settings
 from whippletree.harnesses.python_config import CallableSettings
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, SandboxHandle
@@ -37,7 +38,6 @@ OUTPUT = "/logs/agent"
 FOLDER = "/opt/agent"  # where the settings' path is inside
 TRAJECTORY = "trajectory.json"
 _SOURCE = Path(callable_context.__file__)
-_TAIL = 2000  # characters
 
 
 class PythonCallable(Adapter):
@@ -93,7 +93,7 @@ class PythonCallable(Adapter):
             return _result(ending or Ending(status="Returned", steps=0, message=""))
         if exit_code == callable_context.OUT_OF_STEPS:
             return _result(ending or Ending(status="OutOfSteps", steps=0, message=""))
-        return HarnessResult(exit_status=_raised(output) or f"Exit{exit_code}", crashed=True, message=output[-_TAIL:])
+        return crashed(_raised(output) or f"Exit{exit_code}", 0, last_words(output))
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
         """The ATIF file that the function left as trajectory.json in its output_dir, if it did. Raises HarnessError."""
@@ -137,8 +137,8 @@ class PythonCallable(Adapter):
         except (WhippletreeError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001  (whatever ended the function is the attempt's result, with its class)
-            told = "".join(traceback.format_exception(error))[-_TAIL:]
-            return HarnessResult(exit_status=type(error).__name__, steps=context.steps, crashed=True, message=told)
+            told = last_words("".join(traceback.format_exception(error)))
+            return crashed(type(error).__name__, context.steps, told)
 
 
 def _checked(chosen: CallableSettings) -> CallableSettings:

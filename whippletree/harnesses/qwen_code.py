@@ -17,6 +17,7 @@ import msgspec
 
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import QwenSettings
+from whippletree.harnesses.ends import crashed, last_words, out_of_context, timed_out
 from whippletree.harnesses.gemini_cli import parts_text
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
 from whippletree.harnesses.reading import TIMED_OUT, json_lines, overflowed
@@ -28,7 +29,6 @@ CHATS = f"{HOME}/.qwen/projects/*/chats/*"
 SUBAGENT_CHATS = f"{HOME}/.qwen/projects/*/subagents/*/*"
 _TURN_LIMIT = 53
 _BUDGET = 55
-_MESSAGE_LIMIT = 2000  # characters
 _BESIDES = (
     *("agent", "cron_create", "cron_delete", "cron_list", "enter_worktree", "exit_worktree", "get_goal", "list_agents"),
     *("loop_wakeup", "monitor", "read_mcp_resource", "record_artifact", "report_findings", "send_message", "skill"),
@@ -123,17 +123,17 @@ class QwenCode(Packaged):
     def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
         """The last line of its streamed output decides; its exit code where there is none."""
         end = next((event for event in reversed(list(json_lines(output, _End))) if event.type == "result"), _End())
-        steps, message = end.num_turns, (end.result or str(end.error.get("message", "")))[-_MESSAGE_LIMIT:]
+        steps, message = end.num_turns, last_words(end.result or str(end.error.get("message", "")))
         if exit_code in (_TURN_LIMIT, _BUDGET) or end.subtype == "error_max_turns":
             return HarnessResult(exit_status="TurnLimit", steps=steps, message=message, ran_out="budget")
         if end.subtype == "success" and not end.is_error and exit_code == 0:
             return HarnessResult(exit_status="Completed", steps=steps, message=message)
         if exit_code == TIMED_OUT:
-            return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
+            return timed_out(steps)
         if overflowed(message):
-            return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=message, ran_out="budget")
+            return out_of_context(steps, message)
         status = end.subtype if end.is_error and end.subtype else f"Exit{exit_code}"
-        return HarnessResult(exit_status=status, steps=steps, crashed=True, message=message or output[-_MESSAGE_LIMIT:])
+        return crashed(status, steps, message or last_words(output))
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
         """Its session files as one document: the main one, and one trajectory for each sub-agent."""

@@ -24,6 +24,7 @@ from whippletree import sandboxes
 from whippletree.errors import HarnessError
 from whippletree.harnesses import whitebox_loop as loop
 from whippletree.harnesses.config import WhiteboxSettings
+from whippletree.harnesses.ends import crashed, last_words, timed_out
 from whippletree.harnesses.packages import Adapter, interpreter, read_settings
 from whippletree.harnesses.reading import record_ending, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, SandboxHandle
@@ -111,13 +112,13 @@ class Whitebox(Adapter):
         try:
             record = msgspec.json.decode(trajectory or b"{}", type=RunRecord)
         except msgspec.MsgspecError as error:
-            return HarnessResult(exit_status="BrokenTrajectory", crashed=True, message=str(error))
+            return crashed("BrokenTrajectory", 0, str(error))
         status, steps = record.exit_status, record.steps
         if status in loop.OUTCOMES:
             return _result(status, steps, record.message)
         if exit_code == _TIMED_OUT:
-            return HarnessResult(exit_status="TimedOut", steps=steps, message="ended at its time limit", ran_out="time")
-        return _result(status or f"Exit{exit_code}", steps, record.message or output[-2000:])
+            return timed_out(steps)
+        return _result(status or f"Exit{exit_code}", steps, record.message or last_words(output))
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
         """The loop's record as ATIF; None where there is none. Raises HarnessError for one that cannot be read."""
@@ -154,7 +155,7 @@ class Whitebox(Adapter):
         except loop.ModelError as error:
             agent.record.exit_status, agent.record.message = "ModelError", str(error)
             loop.write_record(agent.record, path)
-            return _result("ModelError", agent.record.steps, str(error)[-2000:])
+            return _result("ModelError", agent.record.steps, last_words(str(error)))
         finally:
             model.close()
         return _result(record.exit_status, record.steps, record.message)
