@@ -14,6 +14,7 @@ from whippletree.errors import NonFiniteError
 from whippletree.learner import checkpoint
 from whippletree.learner.learner import Learner
 from whippletree.learner.rows import Row, build_row
+from whippletree.learner.undo import Undo
 from whippletree.types import Sample
 
 CLIPPED = {"loss": {"name": "ppo", "clip_low": 0.01, "clip_high": 0.01}}
@@ -104,3 +105,15 @@ def test_one_without_rows_among_them_changes_nothing(small_model: Path, sample_b
     other.update_batch([first, second, []])
     assert found.policy_version == other.policy_version == 1
     assert math.isfinite(stats.whole.loss)
+
+
+def test_a_copy_goes_back_to_policy_and_critic(small_model: Path):
+    found = make_learner(small_model, critic={"kind": "head"})
+    assert found.critic is not None
+    held = [*found.parameters, *found.critic.parameters]
+    before, undo = [parameter.detach().clone() for parameter in held], Undo(found.parameters, found.optimizer, found.critic)
+    with torch.no_grad():
+        for parameter in held:
+            parameter.add_(1.0)
+    undo.restore()
+    assert all(torch.equal(old, new) for old, new in zip(before, held, strict=True))

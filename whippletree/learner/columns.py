@@ -12,7 +12,7 @@ from dataclasses import fields
 
 import torch
 
-from whippletree.errors import NonFiniteError
+from whippletree.errors import DivergedError, NonFiniteError
 from whippletree.learner.losses.base import Tokens
 from whippletree.learner.rows import Row
 
@@ -59,6 +59,15 @@ def refuse_non_finite(row: Row, columns: Mapping[str, torch.Tensor]) -> None:
             raise NonFiniteError(
                 f"{name} {first} at {token_names(row, places)}", "read the samples with `whippletree rollouts show`"
             )
+
+
+def refuse_diverged(found: float, limit: float) -> None:
+    """Raises DivergedError for a mean divergence from the reference above the limit, nats per token; 0: no limit."""
+    if limit and found > limit:
+        raise DivergedError(
+            f"the policy is {found:.4g} nats per token (mean k3) from its reference; learner.kl.stop_above is {limit:g}",
+            "resume from an older checkpoint with a lower learning rate or a larger learner.kl.coefficient",
+        )
 
 
 def token_names(row: Row, bad: torch.Tensor) -> str:

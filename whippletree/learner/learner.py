@@ -13,7 +13,6 @@ Invariants (tests/learner/test_learner_update.py):
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 
 from whippletree.errors import ConfigurationError, DivergedError, NonFiniteError
-from whippletree.learner.columns import given, make_tokens, refuse_non_finite, weighted
+from whippletree.learner.columns import given, make_tokens, refuse_diverged, refuse_non_finite, weighted
 from whippletree.learner.config import LearnerConfig, NoCritic
 from whippletree.learner.critic import Critic
 from whippletree.learner.lora import adapter_state, load_adapters, merged_state
@@ -35,9 +34,10 @@ from whippletree.learner.model import ModelOptions, load_frozen, load_model
 from whippletree.learner.moe import Routers, Routing, balance
 from whippletree.learner.objective import Objective
 from whippletree.learner.rows import Row
-from whippletree.learner.schedule import rate_share
+from whippletree.learner.schedule import rate_share, set_rate
 from whippletree.learner.scoring import ScoreOptions, Scores, best_tokens, score, score_row
 from whippletree.learner.stats import BatchStats, Sums, UpdateStats, batch_stats
+from whippletree.learner.undo import Undo
 
 __all__ = ["BatchStats", "Learner", "UpdateStats"]
 
@@ -125,13 +125,13 @@ class Learner:
         prepared = self._agreed(lambda: [[self._prepare(weighted(row)) for row in rows] for rows in updates])
         if several and self.config.needs_proximal:
             prepared = [self._with_proximal(rows) for rows in prepared]
-        before = self._state() if several else None
+        before = Undo(self.parameters, self.optimizer, self.critic) if several else None
         try:
             found = [self._update(rows, number) for number, rows in enumerate(prepared)]
         except (NonFiniteError, DivergedError):
             self._zero_grad()
             if before is not None:
-                self._restore(before)
+                before.restore()
             raise
         self.policy_version += 1
         return batch_stats([(self._everyones(sums), norm) for sums, norm in found], self.config)
@@ -284,7 +284,7 @@ class Learner:
                 self._accumulate(row, routing, sums, current=current, first=first, total=total)
         if not rows:
             return 0.0
-        self._refuse_diverged(self._mean_since(sums, "reference_kl", mark))
+        refuse_diverged(self._mean_since(sums, "reference_kl", mark), self.config.kl.stop_above)
         norm = self._clip(rows)
         self._set_learning_rate(update)
         self.optimizer.step()
@@ -341,14 +341,6 @@ class Learner:
     def _mean_since(self, sums: Sums, name: str, mark: tuple[float, int]) -> float:
         return sums.mean(name, since=mark)
 
-    def _refuse_diverged(self, found: float) -> None:
-        limit = self.config.kl.stop_above
-        if limit and found > limit:
-            raise DivergedError(
-                f"the policy is {found:.4g} nats per token (mean k3) from its reference; learner.kl.stop_above is {limit:g}",
-                "resume from an older checkpoint with a lower learning rate or a larger learner.kl.coefficient",
-            )
-
     def _clip(self, rows: Sequence[Row]) -> float:
         """Scale gradients down to the limit, the policy's and the critic's each to its own; the norm of the policy's."""
         norms = [self._clipped(found) for found in self._trained()]
@@ -384,32 +376,11 @@ class Learner:
     def _set_learning_rate(self, update: int) -> None:
         number = self.policy_version * self.config.updates + update
         share = rate_share(self.config, number, self.run_steps)
-        rates = [(self.optimizer, self.config.learning_rate)]
+        set_rate(self.optimizer, self.config.learning_rate * share)
         if self.critic is not None:
-            rates.append((self.critic.optimizer, self.critic.config.learning_rate))
-        for optimizer, rate in rates:
-            for group in optimizer.param_groups:
-                group["lr"] = rate * share
+            set_rate(self.critic.optimizer, self.critic.config.learning_rate * share)
 
     def _zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         if self.critic is not None:
             self.critic.optimizer.zero_grad(set_to_none=True)
-
-    def _state(self) -> dict[str, Any]:
-        """A copy of all that an update changes."""
-        return copy.deepcopy(
-            {
-                "parameters": [parameter.detach() for parameter in self.parameters],
-                "optimizer": self.optimizer.state_dict(),
-                "critic": None if self.critic is None else self.critic.state_dict(),
-            }
-        )
-
-    @torch.no_grad()
-    def _restore(self, state: dict[str, Any]) -> None:
-        for parameter, before in zip(self.parameters, state["parameters"], strict=True):
-            parameter.copy_(before)
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.critic is not None:
-            self.critic.load_state_dict(state["critic"])

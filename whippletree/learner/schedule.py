@@ -8,8 +8,12 @@ Invariants (tests/learner/test_learner_schedule.py):
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from whippletree.learner.config import LearnerConfig
+
+if TYPE_CHECKING:
+    import torch
 
 
 def rate_share(config: LearnerConfig, update: int, run_steps: int) -> float:
@@ -22,3 +26,9 @@ def rate_share(config: LearnerConfig, update: int, run_steps: int) -> float:
     done = min(1.0, (update - first) / max(1, last - first))
     left = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return config.schedule_floor + (1.0 - config.schedule_floor) * left
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all parameters of an optimiser."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -265,6 +265,33 @@ def _rows(plan: UpdatePlan, found: _Gathered, judged: Judged, *, taught: bool) -
     return [replace(row, teacher_logprobs=lay_column(row, found.taught)) for row in rows] if taught else rows
 
 
+def _credit(
+    updates: list[list[Row]],
+    found: _Gathered,
+    judged: Judged,
+    rollouts: Sequence[Rollout],
+    *,
+    values: Values | None,
+    batching: BatchingConfig,
+) -> list[list[Row]]:
+    """The rows with advantages of single calls, or of a critic, where there are such."""
+    rollout_of = {name: sample.rollout_id for name, sample in found.samples.items()}
+    if of_calls := judged.advantages.calls:
+        updates = [with_call_advantages(rows, of_calls, acts=found.acts, rollout_of=rollout_of) for rows in updates]
+    if values is None:
+        return updates
+    rewards = shaped_rewards(rollouts, judged.shaping)
+    rows = [row for update in updates for row in update]
+    settled = iter(credited(rows, values, calls=found.numbers, rewards=rewards, rollout_of=rollout_of, config=batching))
+    return [[next(settled) for _ in update] for update in updates]
+
+
+def _alarms(found: _Gathered, judged: Judged, traces: TracesConfig) -> tuple[str, ...]:
+    """What is wrong with the batch, in sentences."""
+    own, taught = found.alarms[:ALARMS_NAMED], failures_told(found.teacher_failures)
+    return (*alarms_of(found.funnels, traces), *judged.advantages.alarms, *own, *taught)
+
+
 def build_batch(
     store: Store,
     rollouts: Sequence[Rollout],
@@ -278,8 +305,8 @@ def build_batch(
     taught: bool = False,
 ) -> Batch:
     """The rows of a batch's updates. `policy_version` is the learner's; samples with a token that is more than `max_staleness`
-    versions older are left out. `values`: of a critic, which advantages then come from. `taught`:
-    rows have the logprobs of a teacher on a server; what it did not score is left out. Raises StoreError, AlignmentError."""
+    versions older are left out. `values`: of a critic, which advantages then come from. `taught`: rows have the logprobs of a
+    teacher on a server; what it did not score is left out. Raises StoreError, AlignmentError."""
     found = _gather(
         store,
         rollouts,
@@ -302,15 +329,7 @@ def build_batch(
     )
     judged = prepared.judged
     updates = [_rows(plan, found, judged, taught=taught) for plan in prepared.plan.updates]
-    rollout_of = {name: sample.rollout_id for name, sample in found.samples.items()}
-    if judged.advantages.calls:
-        of_calls = judged.advantages.calls
-        updates = [with_call_advantages(rows, of_calls, acts=found.acts, rollout_of=rollout_of) for rows in updates]
-    if values is not None:
-        rewards = shaped_rewards(rollouts, judged.shaping)
-        rows = [row for update in updates for row in update]
-        settled = iter(credited(rows, values, calls=found.numbers, rewards=rewards, rollout_of=rollout_of, config=batching))
-        updates = [[next(settled) for _ in update] for update in updates]
+    updates = _credit(updates, found, judged, rollouts, values=values, batching=batching)
     failed = [rollout for rollout in rollouts if rollout.reward is None]
     every_call = [call for of_rollout in found.calls.values() for call in of_rollout]
     return Batch(
@@ -326,12 +345,7 @@ def build_batch(
         staleness=[policy_version - call.version_start for call in every_call if call.version_start >= 0],
         with_reward=len(judged.advantages.values),
         funnel=add_funnels(found.funnels.values()),
-        alarms=(
-            *alarms_of(found.funnels, traces),
-            *judged.advantages.alarms,
-            *found.alarms[:ALARMS_NAMED],
-            *failures_told(found.teacher_failures),
-        ),
+        alarms=_alarms(found, judged, traces),
         attempts={rollout.spec.rollout_id: rollout.attempt for rollout in rollouts},
         source_of={rollout.spec.group_id: rollout.spec.source for rollout in rollouts},
         teacher_failures=found.teacher_failures,
