@@ -34,7 +34,7 @@ def placed(kind: type[P], directory: Path) -> P:
     harness = kind(directory)
     manifest = Manifest(name=harness.name, version=harness.version, package=harness.pinned, digest="", installed=0.0)
     write_json(harness.folder / MANIFEST, manifest)
-    return harness
+    return kind(directory)  # anew: what it shows a sandbox is read from the manifest
 
 
 def read(account: bytes | None) -> Trajectory:

@@ -1,18 +1,13 @@
-"""What tests of harnesses that are Python packages share: a spec, and a folder that counts as installed."""
+"""What tests of harnesses that are Python packages share: a spec."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from whippletree.files import write_json
-from whippletree.harnesses.packages import MANIFEST, Manifest, Packaged
 from whippletree.protocols import AttemptSpec
 
-T = TypeVar("T", bound=Packaged)
 SPEC = AttemptSpec(
     rollout_id="r0",
     attempt=1,
@@ -27,12 +22,3 @@ SPEC = AttemptSpec(
 
 def with_settings(**settings: Any) -> AttemptSpec:
     return msgspec.structs.replace(SPEC, settings=settings)
-
-
-def installed(kind: type[T], directory: Path) -> T:
-    """An adapter whose folder has the manifest of its package, and nothing else."""
-    harness = kind(directory)
-    harness.folder.mkdir(parents=True)
-    manifest = Manifest(name=kind.name, version=kind.version, package=kind.package, digest="0", installed=time.time())
-    write_json(harness.folder / MANIFEST, manifest)
-    return kind(directory)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from python_packages import SPEC, installed, with_settings
+from adapter_parts import placed
+from python_packages import SPEC, with_settings
 
 from whippletree.errors import ConfigurationError, HarnessError
 from whippletree.harnesses.aider import LOG, Aider
@@ -20,7 +21,7 @@ REFUSED = "Aider v0.86.2\nModel: openai/policy with whole edit format\n\nlitellm
 
 @pytest.fixture
 def aider(tmp_path: Path) -> Aider:
-    return installed(Aider, tmp_path)
+    return placed(Aider, tmp_path)
 
 
 def test_it_is_not_launched_where_it_is_not_installed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from both_modes import as_process, spec_for
 from model_stub import ModelStub, bash, error, text
 
 from whippletree import sandboxes
@@ -37,32 +38,9 @@ def broken(context):
 """
 
 
-def spec_for(box: sandboxes.Box, stub: ModelStub, key: str, output: Path, inside: bool = False, **settings: Any) -> AttemptSpec:
-    assert box.handle is not None
-    host, port = box.gateway if inside else ("127.0.0.1", stub.port)
-    return AttemptSpec(
-        rollout_id=key,
-        attempt=1,
-        instruction="Find the code.",
-        base_url=f"http://{host}:{port}/v1",
-        api_key=key,
-        model="policy",
-        workdir=box.handle.workdir,
-        output_dir=str(output),
-        timeout=60.0,
-        settings=settings,
-        sandbox=box.handle,
-    )
-
-
 async def process(box: sandboxes.Box, spec: AttemptSpec, tmp_path: Path) -> HarnessResult:
-    harness = PythonCallable().configured(spec.settings)
-    plan = harness.plan(spec)
-    for number, (path, content) in enumerate(plan.files):
-        (tmp_path / f"{spec.api_key}-{number}").write_text(content)
-        await box.put(tmp_path / f"{spec.api_key}-{number}", path)
-    done = await box.exec(plan.argv, timeout=120, environment=plan.environment, cwd=spec.workdir)
-    return harness.result(done.exit_code, done.output, None)
+    result, _ = await as_process(PythonCallable().configured(spec.settings), box, spec, tmp_path)
+    return result
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from both_modes import as_process, spec_for
+from both_modes import in_pool as pool
 from model_stub import ModelStub, bash, error, raw, text
 
 from whippletree import sandboxes
@@ -24,40 +26,12 @@ FENCE = "```mswea_bash_command\n{}\n```"
 SECRET = "wt-secret-key"
 
 
-def spec_for(box: sandboxes.Box, stub: ModelStub, key: str, output: Path, inside: bool = False, **settings: Any) -> AttemptSpec:
-    assert box.handle is not None
-    host, port = box.gateway if inside else ("127.0.0.1", stub.port)
-    return AttemptSpec(
-        rollout_id=key,
-        attempt=1,
-        instruction="Find the code.",
-        base_url=f"http://{host}:{port}/v1",
-        api_key=key,
-        model="policy",
-        workdir=box.handle.workdir,
-        output_dir=str(output),
-        timeout=60.0,
-        settings=settings,
-        sandbox=box.handle,
-    )
-
-
-async def pool(mini: PoolHarness, spec: AttemptSpec) -> tuple[HarnessResult, dict[str, Any]]:
-    result = await asyncio.to_thread(mini.run, spec)
-    return result, json.loads((Path(spec.output_dir) / "trajectory.json").read_text())
-
-
 async def process(box: sandboxes.Box, spec: AttemptSpec, tmp_path: Path) -> tuple[HarnessResult, dict[str, Any]]:
-    harness = MiniSweAgent()
-    plan = harness.plan(spec)
+    plan = MiniSweAgent().plan(spec)
     assert spec.api_key not in " ".join(plan.argv) and all(spec.api_key not in content for _, content in plan.files)
-    for number, (path, content) in enumerate(plan.files):
-        (tmp_path / f"file-{number}").write_text(content)
-        await box.put(tmp_path / f"file-{number}", path)
-    done = await box.exec(plan.argv, timeout=120, environment=plan.environment, cwd=spec.workdir)
-    trajectory = await box.read(plan.trajectory)
-    assert trajectory is not None, done.output
-    return harness.result(done.exit_code, done.output, trajectory), json.loads(trajectory)
+    result, trajectory = await as_process(MiniSweAgent(), box, spec, tmp_path)
+    assert trajectory is not None, result
+    return result, json.loads(trajectory)
 
 
 SCRIPT = [

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from python_packages import SPEC, installed, with_settings
+from adapter_parts import placed
+from python_packages import SPEC, with_settings
 
 from whippletree.errors import ConfigurationError, HarnessError
 from whippletree.harnesses.mistral_vibe import FOLDER, KEY, OUTPUT, MistralVibe
@@ -20,7 +21,7 @@ RECORDS = Path(__file__).parent / "records" / "mistral-vibe"
 
 @pytest.fixture
 def vibe(tmp_path: Path) -> MistralVibe:
-    return installed(MistralVibe, tmp_path)
+    return placed(MistralVibe, tmp_path)
 
 
 def config(vibe: MistralVibe, **settings: Any) -> dict[str, Any]:

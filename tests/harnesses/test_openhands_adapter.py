@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from python_packages import SPEC, installed, with_settings
+from adapter_parts import placed
+from python_packages import SPEC, with_settings
 
 from whippletree.errors import ConfigurationError, HarnessError
 from whippletree.harnesses import openhands_driver
@@ -20,7 +21,7 @@ RECORDS = Path(__file__).parent / "records" / "openhands"
 
 @pytest.fixture
 def openhands(tmp_path: Path) -> OpenHands:
-    return installed(OpenHands, tmp_path)
+    return placed(OpenHands, tmp_path)
 
 
 def request(openhands: OpenHands, **settings: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import both_modes
 import msgspec
 import pytest
 from model_stub import ModelStub, bash, error, raw, text
@@ -21,40 +22,19 @@ SECRET = "wt-secret-key"
 
 
 def spec_for(box: sandboxes.Box, stub: ModelStub, key: str, output: Path, inside: bool = False, **settings: Any) -> AttemptSpec:
-    assert box.handle is not None
-    host, port = box.gateway if inside else ("127.0.0.1", stub.port)
-    return AttemptSpec(
-        rollout_id=key,
-        attempt=1,
-        instruction="Find the code.",
-        base_url=f"http://{host}:{port}/v1",
-        api_key=key,
-        model="policy",
-        workdir=box.handle.workdir,
-        output_dir=str(output),
-        timeout=60.0,
-        settings={"tool_name": "bash"} | settings,
-        sandbox=box.handle,
-    )
+    return both_modes.spec_for(box, stub, key, output, inside, **{"tool_name": "bash"} | settings)
 
 
 async def pool(spec: AttemptSpec) -> tuple[HarnessResult, dict[str, Any]]:
     harness = Whitebox()
     harness.load()
-    result = await asyncio.to_thread(harness.run, spec)
-    return result, json.loads((Path(spec.output_dir) / "trajectory.json").read_text())
+    return await both_modes.in_pool(harness, spec)
 
 
 async def process(box: sandboxes.Box, spec: AttemptSpec, tmp_path: Path) -> tuple[HarnessResult, dict[str, Any]]:
-    harness = Whitebox()
-    plan = harness.plan(spec)
-    for number, (path, content) in enumerate(plan.files):
-        (tmp_path / f"file-{number}").write_text(content)
-        await box.put(tmp_path / f"file-{number}", path)
-    done = await box.exec(plan.argv, timeout=120, environment=plan.environment, cwd=spec.workdir)
-    trajectory = await box.read(plan.trajectory)
-    assert trajectory is not None, done.output
-    return harness.result(done.exit_code, done.output, trajectory), json.loads(trajectory)
+    result, trajectory = await both_modes.as_process(Whitebox(), box, spec, tmp_path)
+    assert trajectory is not None, result
+    return result, json.loads(trajectory)
 
 
 SCRIPT = [
