@@ -9,7 +9,6 @@ Run directories lie below `runs/experiments`; a result is a small JSON file besi
 from __future__ import annotations
 
 import argparse
-import fcntl
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ import msgspec
 from whippletree.batching.weights import SampleTokens, loss_weights
 from whippletree.configuration import load
 from whippletree.errors import ConfigurationError
-from whippletree.files import write_json
+from whippletree.files import locked, write_json
 from whippletree.loop.batch import collect
 from whippletree.loop.config import RunConfig
 from whippletree.loop.layout import Layout
@@ -126,14 +125,8 @@ def make_runs(
 ) -> None:
     """Make those that have no result yet, one after another. Raises ConfigurationError where another process makes them,
     CalledProcessError where a run fails."""
-    runs.mkdir(parents=True, exist_ok=True)
-    with (runs / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigurationError(
-                f"another process makes the runs in {runs}", "wait for it, or give other --runs"
-            ) from error
+    refused = ConfigurationError(f"another process makes the runs in {runs}", "wait for it, or give other --runs")
+    with locked(runs / ".lock", refused):
         for number, plan in enumerate(planned, 1):
             path = results / f"{plan.name}.json"
             if path.is_file():

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from whippletree.files import write_atomically, write_json
+from whippletree.errors import ConfigurationError
+from whippletree.files import locked, write_atomically, write_json
 from whippletree.types import VersionSpan
 
 
@@ -46,3 +47,23 @@ def test_structs_are_readable_json(tmp_path: Path):
     span = VersionSpan(start=3, policy_version=7)
     write_json(tmp_path / "span.json", span)
     assert msgspec.json.decode((tmp_path / "span.json").read_bytes(), type=VersionSpan) == span
+
+
+def test_a_lock_is_held_by_one_and_waited_for(tmp_path: Path):
+    path, refused = tmp_path / "deep" / "lock", ConfigurationError("taken", "wait")
+    with locked(path, refused), pytest.raises(ConfigurationError, match="taken"), locked(path, refused):
+        raise AssertionError("held twice")
+    holding, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locked(path, refused):
+            holding.set()
+            release.wait(10)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert holding.wait(10)
+    threading.Timer(0.1, release.set).start()
+    with locked(path, refused, seconds=10):
+        assert release.is_set()
+    other.join()

@@ -10,23 +10,16 @@ Invariants (tests/cli/test_claiming.py):
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from whippletree.errors import ConfigurationError
+from whippletree.files import locked
 
 
-@contextmanager
-def claimed(directory: Path) -> Iterator[None]:
+def claimed(directory: Path) -> AbstractContextManager[None]:
     """Hold the directory, which need not exist yet. Raises ConfigurationError when another command holds it."""
     place = directory.resolve()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_name(f".{place.name}.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            cause = f"another command is at work in {directory}"
-            raise ConfigurationError(cause, "wait for its end or stop it, or choose another directory by --run-dir") from error
-        yield
+    cause = f"another command is at work in {directory}"
+    refused = ConfigurationError(cause, "wait for its end or stop it, or choose another directory by --run-dir")
+    return locked(place.with_name(f".{place.name}.lock"), refused)

@@ -21,9 +21,8 @@ import fcntl
 import logging
 import os
 import secrets
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from whippletree import sandboxes
@@ -31,6 +30,7 @@ from whippletree.control.ahead import ahead
 from whippletree.control.attempt import AttemptRun, Parts, to_the_end
 from whippletree.control.policy import decide, row_of
 from whippletree.errors import ConfigurationError, ConflictError
+from whippletree.files import locked
 from whippletree.protocols import AttemptOutcome, Store
 from whippletree.store.cancelling import Cancellations
 from whippletree.types import Attempt, Cause
@@ -39,7 +39,7 @@ from whippletree.watchdog import LoopWatch
 log = logging.getLogger(__name__)
 
 LOCK = "controller.lock"  # in the run directory
-LOCK_TRIES, LOCK_PAUSE = 5, 0.02
+LOCK_SECONDS = 0.08
 CUT_SECONDS = 1.0  # for the gateway to end the calls of an attempt that was cut short
 
 
@@ -211,18 +211,8 @@ def absent(directory: Path) -> str:
     return f"no controller works on {directory}: it has ended, or was killed"
 
 
-@contextmanager
-def only_one(path: Path) -> Iterator[None]:
-    """Hold the run directory's lock, which the system drops when this process ends in whatever way."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        for left in reversed(range(LOCK_TRIES)):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if not left:  # held for longer than somebody needs who only looks whether it is
-                    cause = f"another controller works on {path.parent}"
-                    raise ConfigurationError(cause, "stop it, or choose another run") from error
-                time.sleep(LOCK_PAUSE)
-        yield
+def only_one(path: Path) -> AbstractContextManager[None]:
+    """Hold the run directory's lock. Raises ConfigurationError where another holds it for longer than somebody needs who only
+    looks whether it is held."""
+    refused = ConfigurationError(f"another controller works on {path.parent}", "stop it, or choose another run")
+    return locked(path, refused, seconds=LOCK_SECONDS)

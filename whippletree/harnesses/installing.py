@@ -13,27 +13,24 @@ said last is in the error.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
-import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from whippletree.errors import HarnessError
-from whippletree.files import write_json
+from whippletree.files import locked, write_json
 from whippletree.harnesses.packages import MANIFEST, Manifest, default_directory, read_manifest
 from whippletree.protocols import Harness, Package
 
 LIMIT = 1800.0  # seconds for one command of an installer, and for waiting for another process that installs the same
-_POLL_SECONDS = 0.2
 _LAST_LINES = 15
 _NPM = (
     "--no-audit",
@@ -65,7 +62,8 @@ def install(harness: Harness, directory: Path | None = None) -> Path:
     directory = (directory or default_directory()).absolute()
     folder = directory / f"{harness.name}-{harness.version}"
     directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory / f".{folder.name}.lock", folder.name):
+    busy = HarnessError(f"another process has been installing {folder.name} for {LIMIT:g} s", "end it")
+    with locked(directory / f".{folder.name}.lock", busy, seconds=LIMIT):
         if read_manifest(folder, package) is None:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
@@ -205,22 +203,3 @@ def _run(command: Sequence[str], package: Package) -> str:
 
 def _extra(package: Package) -> str:
     return f"pip install '{package.name}=={package.version}', or the extra of whippletree that has it"
-
-
-@contextlib.contextmanager
-def _locked(path: Path, name: str) -> Iterator[None]:
-    """Alone among processes. Raises HarnessError when another one holds it for too long."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        end = time.monotonic() + LIMIT
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise HarnessError(f"another process has been installing {name} for {LIMIT:g} s", "end it") from None
-                time.sleep(_POLL_SECONDS)
-        yield
-    finally:
-        os.close(handle)

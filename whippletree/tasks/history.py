@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from whippletree.errors import ConfigurationError
@@ -37,8 +38,16 @@ def history_leaks(directory: Path) -> list[str]:
 _ALL_OBJECTS = ("cat-file", "--batch-all-objects", "--batch-check=%(objectname) %(objecttype)")
 
 
-def run_git(git: Path, *arguments: str, stdin: bytes = b"", ok: tuple[int, ...] = (0,), seconds: float = LIMIT) -> bytes:
-    """What git prints. Hooks, filters and the user's own settings play no part. Raises ConfigurationError."""
+def run_git(
+    git: Path,
+    *arguments: str,
+    stdin: bytes = b"",
+    ok: tuple[int, ...] = (0,),
+    seconds: float = LIMIT,
+    variables: Mapping[str, str] = {},
+) -> bytes:
+    """What git prints. Hooks, filters and the user's own settings play no part; `variables` are added to its environment.
+    Raises ConfigurationError."""
     settings = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
     environment = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
     try:
@@ -47,7 +56,7 @@ def run_git(git: Path, *arguments: str, stdin: bytes = b"", ok: tuple[int, ...] 
             input=stdin,
             capture_output=True,
             timeout=seconds,
-            env=environment,
+            env={**environment, **variables},
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

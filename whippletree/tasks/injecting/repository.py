@@ -9,7 +9,6 @@ Invariants (tests/tasks/test_injecting_repository.py):
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from whippletree.errors import ConfigurationError, TaskError
 from whippletree.tasks.history import run_git
 
 IDENTITY = {"NAME": "Whippletree", "EMAIL": "whippletree@example.invalid", "DATE": "2000-01-01T00:00:00+0000"}
-SECONDS = 120.0
 CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = false\n"
 
 
@@ -93,14 +91,4 @@ def stripped(files: Mapping[str, bytes], executable: frozenset[str]) -> dict[str
 
 def _commit(git: Path, tree: str) -> str:
     variables = {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in IDENTITY.items()}
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
-    done = subprocess.run(
-        ["git", f"--git-dir={git}", "commit-tree", tree, "-m", "Initial commit"],
-        env=environment | variables,
-        capture_output=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise ConfigurationError(f"git cannot write a commit: {done.stderr.decode('utf-8', 'replace')}", "is there space left?")
-    return done.stdout.decode().strip()
+    return run_git(git, "commit-tree", tree, "-m", "Initial commit", variables=variables).decode().strip()
