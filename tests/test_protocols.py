@@ -1,4 +1,4 @@
-"""whippletree/protocols.py: every shipped implementation satisfies its protocol, in its names and in its signatures."""
+"""whippletree/protocols: every shipped implementation satisfies its protocol, in its names and in its signatures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from recorded_run import write_tokenizer
 
 from whippletree import protocols
 from whippletree.engines.config import EngineConfig
@@ -25,20 +25,10 @@ from whippletree.rendering import RenderingConfig, load_renderer
 from whippletree.sandboxes import SandboxConfig, create
 from whippletree.store import SegmentPayloadStore, open_store
 
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
-
 
 def renderer(directory: Path) -> Any:
     """A renderer of the shipped template, on a tokenizer of bytes."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(["amber"], trainer)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}', encoding="utf-8")
-    return load_renderer(directory, RenderingConfig(template="tiny"))
+    return load_renderer(write_tokenizer(directory), RenderingConfig(template="tiny"))
 
 
 def sandbox(_: Path) -> Any:

@@ -1,4 +1,4 @@
-"""whippletree/types and the records of protocols.py"""
+"""whippletree/types and the records of protocols"""
 
 from __future__ import annotations
 

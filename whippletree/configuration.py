@@ -4,6 +4,7 @@ Configuration structs live beside their owners, derive from `Config`, and docume
 Invariants (tests/test_configuration.py):
 - an unknown key or kind is an error that names file, key and the nearest known one, in nested tables and lists of tables too;
 - a wrong type or choice is an error that names file and key, the key as `--set` takes it;
+- a number below 0 is refused where it makes no sense, and the name of a run cannot leave its directory or be it;
 - every field of every shipped configuration struct has documentation;
 - `dump` of a loaded configuration loads to an equal one.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import datetime
-import difflib
 import inspect
 import itertools
 import re
@@ -21,13 +21,22 @@ import tomllib
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from whippletree.errors import ConfigurationError
+from whippletree.errors import ConfigurationError, did_you_mean
 
 T = TypeVar("T", bound="Config")
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+_DIRECTORY, _PLAIN = r"^(?!\.+$)[^/\x00]+$", r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+DirectoryName = Annotated[str, msgspec.Meta(pattern=_DIRECTORY)]  # of a directory
+PlainName = Annotated[str, msgspec.Meta(pattern=_PLAIN)]  # stands in ids, file names and tables
+_FORMS = {_DIRECTORY: "a name without `/` that is not empty or only dots", _PLAIN: "a name of letters, digits, `-` and `_`"}
 COMMENT_WIDTH = 118  # columns of a comment in `dump`
 
 
@@ -60,9 +69,12 @@ def convert(kind: type[T], data: dict[str, Any], origin: str) -> T:
 
 def _readable(error: msgspec.ValidationError) -> str:
     """msgspec's message with the key first, written as `--set` takes it: "loop.steps: Expected `int`, got `str`"."""
-    what, separator, where = str(error).rpartition(" - at `$")
+    text = str(error)
+    for pattern, form in _FORMS.items():
+        text = text.replace(f"`str` matching regex {pattern!r}", form)
+    what, separator, where = text.rpartition(" - at `$")
     if not separator:
-        return str(error)
+        return text
     key = re.sub(r"\[(\d+)\]", r".\1", where.rstrip("`")).strip(".")
     return f"{key}: {what}"
 
@@ -105,7 +117,7 @@ def check_keys(kind: Any, data: Any, origin: str, prefix: str) -> None:
     choices = _alternatives(kind)
     words = [word for choice in choices if get_origin(choice) is Literal for word in get_args(choice)]
     if words and isinstance(data, str) and data not in words and str not in choices:
-        raise ConfigurationError(f"{origin}: {prefix.rstrip('.')} is {data!r}", _nearest(data, words))
+        raise ConfigurationError(f"{origin}: {prefix.rstrip('.')} is {data!r}", did_you_mean(data, words))
     if isinstance(data, list):
         for item in (get_args(choice)[0] for choice in choices if get_origin(choice) in (list, tuple)):
             for number, entry in enumerate(data):
@@ -124,7 +136,7 @@ def check_keys(kind: Any, data: Any, origin: str, prefix: str) -> None:
     known = [*chosen.__struct_fields__, *([tag] if tag else [])]
     for key, value in data.items():
         if key not in known:
-            raise ConfigurationError(f"{origin}: unknown key {prefix}{key}", _nearest(key, known, prefix))
+            raise ConfigurationError(f"{origin}: unknown key {prefix}{key}", did_you_mean(key, known, prefix=prefix))
         if key in hints:
             check_keys(hints[key], value, origin, f"{prefix}{key}.")
 
@@ -132,11 +144,6 @@ def check_keys(kind: Any, data: Any, origin: str, prefix: str) -> None:
 def _alternatives(kind: Any) -> list[Any]:
     """The types that a value of `kind` may have: the members of a union, or `kind` itself."""
     return list(get_args(kind)) if get_origin(kind) in (Union, types.UnionType) else [kind]
-
-
-def _nearest(name: str, known: Sequence[str], prefix: str = "") -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(known))}"
 
 
 def _chosen(structs: Sequence[Any], data: dict[str, Any], origin: str, prefix: str) -> Any:
@@ -150,7 +157,7 @@ def _chosen(structs: Sequence[Any], data: dict[str, Any], origin: str, prefix: s
         return structs[0]
     if given is None:
         raise ConfigurationError(f"{origin}: {prefix}{field} is missing", f"one of {', '.join(sorted(tags))}")
-    raise ConfigurationError(f"{origin}: {prefix}{field} is {given!r}", _nearest(str(given), [str(tag) for tag in tags]))
+    raise ConfigurationError(f"{origin}: {prefix}{field} is {given!r}", did_you_mean(str(given), [str(tag) for tag in tags]))
 
 
 def field_docs(kind: type[Any]) -> dict[str, str]:

@@ -24,6 +24,23 @@ WhippletreeError
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
+
+
+def did_you_mean(name: str, known: Collection[str], otherwise: str = "", *, prefix: str = "") -> str:
+    """The next step for a name that is not known: the nearest one that is, after `prefix`; where none is near, `otherwise`, or
+    all that are known."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {prefix}{near[0]}?"
+    return otherwise or f"known here: {', '.join(sorted(known))}"
+
+
+def words_of(error: Exception) -> str:
+    """What an error says, for a message that names the path already: of one of the system's neither its number nor the path."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
 
 class WhippletreeError(Exception):
     """Base of all errors of this package.

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from batching_parts import member
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,11 +27,6 @@ from whippletree.errors import AlignmentError, ConfigurationError
 
 PLAIN = BatchingConfig(advantages=AdvantageConfig(estimator="dr-grpo"))
 ROWS = PackingConfig(token_budget=20)
-
-
-def member(name: str, reward: float | None, **metadata: Any) -> GroupMember:
-    """The first letter of a rollout's name is its group."""
-    return GroupMember(rollout_id=name, group_id=name[0], reward=reward, **metadata)
 
 
 def sample(rollout: str, number: int, tokens: int = 10, trained: int = 4, version: int = -1) -> SampleFacts:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from batching_parts import member
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,11 +25,6 @@ from whippletree.batching.config import (
 from whippletree.batching.shaping import RewardFacts
 from whippletree.configuration import convert, dump
 from whippletree.errors import AlignmentError, ConfigurationError, NonFiniteError
-
-
-def member(name: str, reward: float | None, **metadata: Any) -> GroupMember:
-    """The first letter of a rollout's name is its group."""
-    return GroupMember(rollout_id=name, group_id=name[0], reward=reward, **metadata)
 
 
 def rewards(members: list[GroupMember], *hooks: HookConfig) -> list[float | None]:

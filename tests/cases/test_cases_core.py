@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from gateway_world import user
 from msgspec.structs import replace
 
 from whippletree.engines.scripted import Faults, ScriptedEngine
@@ -20,18 +19,6 @@ from whippletree.protocols import ChatChunk
 from whippletree.rendering import RenderingConfig, load_renderer
 from whippletree.traces import build_samples
 from whippletree.types import Sampling
-
-_spec = importlib.util.spec_from_file_location("core_world", Path(__file__).parents[1] / "gateway" / "conftest.py")
-assert _spec is not None and _spec.loader is not None
-_world = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_world)
-model_dir, renderer, make_world, make_direct = _world.model_dir, _world.renderer, _world.make_world, _world.make_direct
-
-SECRET = bytes(range(32))
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 def trained(direct):

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from chat_server import chat_turn
+from vllm_parts import serving
 
 from whippletree.engines.chat_reader import ChatReader
 from whippletree.engines.chat_wire import chat_event
@@ -22,7 +24,7 @@ from whippletree.engines.probe import Draw, Measurement, decide
 from whippletree.engines.scripted import ScriptedEngine
 from whippletree.errors import EngineError, EngineUnavailable
 from whippletree.protocols import ChatChunk
-from whippletree.types import ChatRequest, ChatTurn, GenerateRequest, Message, Sampling, TokenChunk
+from whippletree.types import GenerateRequest, Sampling, TokenChunk
 
 DONE = b"data: [DONE]\n\n"
 
@@ -43,28 +45,15 @@ async def upstream(*writes: bytes, content_type: str = "text/event-stream", dela
             await asyncio.sleep(delay)
         return response
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
-def turn(name: str = "c-1-1") -> ChatTurn:
-    request = ChatRequest(model="policy", messages=(Message(role="user", content="hi"),))
-    return ChatTurn(request_id=name, request=request, sampling=Sampling(max_tokens=40))
+    async with serving(handle) as url:
+        yield url
 
 
 async def hosted_chunks(*writes: bytes, content_type: str = "text/event-stream") -> list[ChatChunk]:
     async with upstream(*writes, content_type=content_type) as url:
         engine = HostedEngine(HostedConfig(base_url=f"{url}/v1", model="m"))
         try:
-            return [chunk async for chunk in engine.chat(turn())]
+            return [chunk async for chunk in engine.chat(chat_turn())]
         finally:
             await engine.close()
 

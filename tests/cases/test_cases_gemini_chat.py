@@ -1,9 +1,7 @@
 """Cases of the chat-completions and the Gemini dialect."""
 
 import asyncio
-import importlib.util
 import json
-from pathlib import Path
 
 import httpx2
 import openai
@@ -16,11 +14,6 @@ from whippletree.gateway.dialects.registry import DIALECTS
 from whippletree.gateway.keys import mint
 from whippletree.protocols import StreamDelta
 from whippletree.types import Message, ParsedMessage, ToolCall
-
-_gateway = importlib.util.spec_from_file_location("gateway_world", Path(__file__).parents[1] / "gateway" / "conftest.py")
-_world = importlib.util.module_from_spec(_gateway)
-_gateway.loader.exec_module(_world)
-model_dir, renderer, make_world = _world.model_dir, _world.renderer, _world.make_world  # the gateway's own fixtures
 
 CHAT, GEMINI = DIALECTS["chat"], DIALECTS["gemini"]
 TEXT = "\u676d\u5dde\U0001f980"

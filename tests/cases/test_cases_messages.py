@@ -1,11 +1,10 @@
 """Cases of turning a sampled turn into a reply: over every dialect where the case is about all, else over Messages."""
 
 import asyncio
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
+from gateway_world import SECRET
 from readers import Counts, events, read_stream, read_whole
 
 from whippletree.gateway.dialects import ReplyHead, Target, signatures
@@ -13,11 +12,6 @@ from whippletree.gateway.dialects.registry import DIALECTS
 from whippletree.gateway.keys import mint
 from whippletree.protocols import StreamDelta
 from whippletree.types import Call, CallTimes, ChatRequest, Message, ParsedMessage, Sampling, ToolCall, ToolSpec
-
-_gateway = importlib.util.spec_from_file_location("gateway_world", Path(__file__).parents[1] / "gateway" / "conftest.py")
-_world = importlib.util.module_from_spec(_gateway)
-_gateway.loader.exec_module(_world)
-model_dir, renderer, make_world = _world.model_dir, _world.renderer, _world.make_world  # the gateway's own fixtures
 
 MESSAGES = DIALECTS["messages"]
 TOOLS = tuple(ToolSpec(name=name, parameters={"type": "object"}) for name in ("read", "write_file", "git_status", "ls"))
@@ -217,7 +211,7 @@ def test_A26_null_is_absent_and_no_count_is_ever_null():
 
 
 async def send(world, body):
-    headers = {"x-api-key": mint(_world.SECRET, "r0", 1), "anthropic-version": "2023-06-01"}
+    headers = {"x-api-key": mint(SECRET, "r0", 1), "anthropic-version": "2023-06-01"}
     async with world.http.post(world.url + "/v1/messages?beta=true", json=body, headers=headers) as response:
         return response.status, await response.read()
 

@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from blackhole import Blackhole
-from kube_real import RealApi
+from kube_real import RealApi, running_api
 from kubelet_parts import missing
 from pod_world import PodSite, pod_site
 from sandbox_suite import processes_with, sh, until
@@ -27,16 +27,11 @@ D25 = {"command": "sleep 600", "drop_after_seconds": 5}
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory):
-    folder = Path(os.environ.get("WHIPPLETREE_KUBE", ""))
-    if not (folder / "kube-apiserver").exists() or missing():
-        pytest.skip(missing() or "WHIPPLETREE_KUBE names no folder with kube-apiserver")
-    made = RealApi(folder.resolve(), tmp_path_factory.mktemp("kube"))
-    try:
-        made.start()
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
+    if reason := missing():
+        pytest.skip(reason)
+    with running_api(tmp_path_factory) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from learner_parts import make_sample, write_model
-from ranks_parts import InDouble, RankedInDouble, many, one_process, ranks, run_ranks, same_update
+from ranks_parts import InDouble, RankedInDouble, many, one_process, ranks, run_ranks, same_on_ranks
 
 from whippletree.batching import BatchingConfig, GroupMember, SampleFacts, prefix_order, prepare
 from whippletree.batching.config import AdvantageConfig, PackingConfig
@@ -58,12 +57,7 @@ def planned(samples: list[Sample], members: list[GroupMember], world: int, *, up
 def same_everywhere(policy: Path, batches: list[list[Row]], alone: list[list[Row]], world: int) -> None:
     one = one_process(policy, alone, {}, kind=InDouble)
     found = run_ranks(world, many, policy, batches, {"ranks": ranks(data=world)}, RankedInDouble)
-    for made in found:
-        same_update(one, made, tolerance=1e-9)
-        for a, b in zip(one.weights, made.weights, strict=True):
-            torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
-    for a, b in zip(one.stats, found[0].stats, strict=True):
-        assert (a.rows, a.tokens, a.compared_tokens) == (b.rows, b.tokens, b.compared_tokens)
+    same_on_ranks(one, found, tolerance=1e-9)
 
 
 def test_C08_37_rows_on_eight_ranks_make_the_gradient_of_one(policy: Path):

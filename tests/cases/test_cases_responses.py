@@ -1,24 +1,18 @@
 """Cases of OpenAI Responses: what a harness sends, what it gets, and that the next request goes on from it."""
 
-import importlib.util
 import json
 import logging
-from pathlib import Path
 
 import openai
 import pytest
+from gateway_world import SECRET
 from readers import events, read_stream, read_whole
+from turns import in_pieces
 
 from whippletree.gateway.dialects import ReplyHead, Target, signatures
 from whippletree.gateway.dialects.registry import DIALECTS
 from whippletree.gateway.keys import mint
-from whippletree.protocols import StreamDelta
 from whippletree.types import Call, CallTimes, Message, ParsedMessage, Sampling, ToolCall
-
-_gateway = importlib.util.spec_from_file_location("gateway_world", Path(__file__).parents[1] / "gateway" / "conftest.py")
-_world = importlib.util.module_from_spec(_gateway)
-_gateway.loader.exec_module(_world)
-model_dir, renderer, make_world = _world.model_dir, _world.renderer, _world.make_world  # the gateway's own fixtures
 
 DIALECT = DIALECTS["responses"]
 BASH = {"type": "function", "name": "ls", "parameters": {"type": "object", "properties": {}}}
@@ -39,23 +33,14 @@ def both(request, message, size=3):
     """The turn as a response, streamed and whole."""
     head = ReplyHead(call_id="c-1", model="policy", created=1700000000, request=request)
     writer = DIALECT.stream(head)
-
-    def cut(text):
-        return [text[place : place + size] for place in range(0, len(text), size)]
-
-    pieces = [StreamDelta(reasoning=text) for text in cut(message.reasoning)]
-    pieces += [StreamDelta(content=text) for text in cut(message.content)]
-    for place, item in enumerate(message.tool_calls):
-        pieces.append(StreamDelta(tool_index=place, tool_id=item.id, tool_name=item.name))
-        pieces += [StreamDelta(tool_index=place, arguments=text) for text in cut(item.arguments)]
-    data = b"".join(map(writer.delta, pieces)) + writer.end(call(message.finish_reason), message)
+    data = b"".join(map(writer.delta, in_pieces(message, size))) + writer.end(call(message.finish_reason), message)
     whole = DIALECT.reply(head, call(message.finish_reason), message)
     assert read_stream("responses", data) == read_whole("responses", whole)
     return [json.loads(text) for _, text in events(data)], json.loads(whole)
 
 
 def client(world, rollout="r0"):
-    return openai.AsyncOpenAI(api_key=mint(_world.SECRET, rollout, 1), base_url=world.url + "/v1", max_retries=0)
+    return openai.AsyncOpenAI(api_key=mint(SECRET, rollout, 1), base_url=world.url + "/v1", max_retries=0)
 
 
 def test_A05_a_call_cut_at_the_limit_is_incomplete_and_keeps_its_text():
@@ -237,7 +222,7 @@ async def test_A39_hints_are_accepted_and_hosted_tools_are_not_offered(make_worl
     assert request.tools == ()
     named = {"prompt_cache_key", "client_metadata", "parallel_tool_calls", "reasoning", "tools.web_search", "tools.local_shell"}
     assert set(request.ignored) == named
-    key = {"Authorization": f"Bearer {mint(_world.SECRET, 'r0', 1)}"}
+    key = {"Authorization": f"Bearer {mint(SECRET, 'r0', 1)}"}
     with caplog.at_level(logging.DEBUG):
         async with make_world(["ok", "ok"]) as world:
             async with world.http.post(world.url + "/v1/responses", json=body, headers=key) as response:

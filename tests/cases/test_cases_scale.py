@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from gateway_world import SECRET
 
 from whippletree.engines.config import Faults, ScriptedConfig
 from whippletree.engines.embedded.client import EmbeddedEngine
@@ -25,14 +25,6 @@ from whippletree.gateway.keys import mint
 from whippletree.gateway.server import Parts, serving
 from whippletree.store import open_store
 from whippletree.types import RolloutSpec, Sampling
-
-_spec = importlib.util.spec_from_file_location("gateway_world", Path(__file__).parents[1] / "gateway" / "conftest.py")
-assert _spec is not None and _spec.loader is not None
-_world = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_world)
-model_dir, renderer, make_world = _world.model_dir, _world.renderer, _world.make_world
-
-SECRET = _world.SECRET
 
 
 @asynccontextmanager

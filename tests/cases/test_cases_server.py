@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from gateway_world import SECRET
 from route_parts import path_of
 
 from whippletree import sandboxes
@@ -21,13 +21,6 @@ from whippletree.gateway.server import Parts, serving
 from whippletree.harnesses import load_harness
 from whippletree.protocols import AttemptSpec, SandboxSpec
 
-_spec = importlib.util.spec_from_file_location("gateway_world", Path(__file__).parents[1] / "gateway" / "conftest.py")
-assert _spec is not None and _spec.loader is not None
-_world = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_world)
-model_dir, renderer, make_world = _world.model_dir, _world.renderer, _world.make_world
-
-SECRET = _world.SECRET
 KEY = mint(SECRET, "r0", 1)
 
 

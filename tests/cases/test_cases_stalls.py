@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import logging
 import threading
@@ -13,16 +12,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from gateway_world import SECRET
 
 from whippletree.gateway import model_routes
 from whippletree.gateway.keys import mint
 from whippletree.gateway.peers import add_statuses
-
-_spec = importlib.util.spec_from_file_location("stalls_world", Path(__file__).parents[1] / "gateway" / "conftest.py")
-assert _spec is not None and _spec.loader is not None
-_world = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_world)
-model_dir, renderer, make_world = _world.model_dir, _world.renderer, _world.make_world
 
 SLOW_ROUTER = """
 import threading
@@ -92,7 +86,7 @@ async def test_D13_huge_bodies_of_many_clients_leave_the_gateway_answering(
     async with make_world(lambda prompt: "fine", stall_seconds=60.0) as world:
 
         async def post(number: int) -> int:
-            key = {"Authorization": f"Bearer {mint(_world.SECRET, f'r{number % 3}', 1)}", "X-Try": str(number)}
+            key = {"Authorization": f"Bearer {mint(SECRET, f'r{number % 3}', 1)}", "X-Try": str(number)}
             async with world.http.post(world.url + "/v1/chat/completions", data=body, headers=key) as response:
                 await response.read()
                 return int(response.status)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import subprocess
 import sys
@@ -14,17 +13,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from gateway_world import SECRET
 from postgres_cluster import running_cluster
 
 from whippletree.errors import FencedError, StoreError
 from whippletree.gateway.keys import mint
 from whippletree.store import SegmentPayloadStore
-
-_spec = importlib.util.spec_from_file_location("gateway_world", Path(__file__).parents[1] / "gateway" / "conftest.py")
-assert _spec is not None and _spec.loader is not None
-_world = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_world)
-model_dir, renderer, make_world = _world.model_dir, _world.renderer, _world.make_world
 
 # --- D18: memory -----------------------------------------------------------------------------------------------------
 
@@ -126,7 +120,7 @@ def slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
 async def stream_to_the_last_chunk(world: Any) -> Any:
     """A streamed turn whose text is all there, and whose end is not."""
     body = {"model": "policy", "stream": True, "messages": [{"role": "user", "content": "go"}]}
-    headers = {"Authorization": f"Bearer {mint(_world.SECRET, 'r0', 1)}"}
+    headers = {"Authorization": f"Bearer {mint(SECRET, 'r0', 1)}"}
     response = await world.http.post(world.url + "/v1/chat/completions", json=body, headers=headers)
     text = ""
     while "last word" not in text:

@@ -43,3 +43,44 @@ def test_a_second_command_removes_and_starts_nothing(tmp_path: Path, capsys: pyt
         holder.wait()
     with claimed(run):
         pass
+
+
+GRID = """
+[grid]
+[[models]]
+name = "m"
+model = { kind = "tiny" }
+[[harnesses]]
+name = "h"
+[[sources]]
+name = "s"
+tasks = { kind = "trail" }
+"""
+RUN = '[[sources]]\nname = "trail"\ntasks = { kind = "trail" }\n'
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "text"),
+    [("train", "config.toml", RUN), ("eval", "grid.toml", GRID), ("sft", "sft.toml", 'data = ["data"]\n')],
+)
+def test_overwriting_does_not_remove_what_the_command_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, name: str, text: str
+) -> None:
+    mine = tmp_path / "mine"
+    (mine / "data").mkdir(parents=True)
+    (mine / "data" / "notes").write_text("by hand")
+    (mine / name).write_text(text)
+    (tmp_path / "given.toml").write_text(text)
+    assert main([command, str(mine / name), "--run-dir", str(mine), "--overwrite"]) == 2
+    assert "--overwrite would remove" in capsys.readouterr().err
+    monkeypatch.chdir(mine)
+    assert main([command, str(tmp_path / "given.toml"), "--run-dir", ".", "--overwrite"]) == 2
+    assert "--overwrite would remove" in capsys.readouterr().err
+    assert (mine / name).read_text() == text and (mine / "data" / "notes").read_text() == "by hand"
+
+
+def test_fine_tuning_removes_no_data_where_it_is_to_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "chat.jsonl").write_text("no line\n")
+    assert main(["sft", str(tmp_path / "data"), "--run-dir", str(tmp_path), "--set", "model.path=nothere"]) == 2
+    assert (tmp_path / "data" / "chat.jsonl").read_text() == "no line\n", capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_the_commands_that_the_docs_name_are_there():
         *(("tasks", "import", kind) for kind in ("harbor", "swe", "questions")),
         *(("tasks", name) for name in ("list", "validate", "check", "show", "run", "inject", "filter")),
         *(("harness", name) for name in ("list", "show", "install", "check")),
-        *(("rollouts", name) for name in ("list", "show", "export", "reconcile", "shell")),
+        *(("rollouts", name) for name in ("list", "show", "export", "reconcile", "grade", "shell")),
         ("config", "show"), ("config", "check"), ("export", "sft"),
     }  # fmt: skip
 
@@ -68,6 +68,14 @@ def test_every_option_has_help():
         for action in parser._actions:
             if action.option_strings:
                 assert action.help, f"{' '.join(words)} {action.option_strings[0]}"
+
+
+def test_an_option_that_is_not_written_out_is_an_error(capsys: pytest.CaptureFixture[str]):
+    for words, parser in commands(build_parser()).items():
+        assert not parser.allow_abbrev, words
+    with pytest.raises(SystemExit):
+        main(["eval", "grid.toml", "--overwrit"])
+    assert "unrecognized arguments: --overwrit" in capsys.readouterr().err
 
 
 # --- errors --------------------------------------------------------------------------------------------------------------
@@ -194,7 +202,9 @@ def test_a_task_that_rewards_doing_nothing_fails_its_check(capsys: pytest.Captur
 
 def test_harnesses_are_listed_and_shown(capsys: pytest.CaptureFixture[str]):
     lines = told(capsys, "harness", "list").splitlines()
+    assert lines[0].split() == ["harness", "version", "launch", "package", "state"]
     assert [line.split()[:2] for line in lines if line.startswith("mini")] == [["mini-swe-agent", "2.4.6"]]
+    assert [line.split()[-2:] for line in lines if line.startswith("command")] == [["none", "ready"]]
     reports = {report["name"]: report for report in json.loads(told(capsys, "harness", "list", "--json"))}
     assert reports["mini-swe-agent"]["package"]["kind"] == "extra" and "package" not in reports["command"]
     facts, settings = told(capsys, "harness", "show", "mini-swe-agent").split("\n# ", 1)

@@ -98,6 +98,16 @@ def test_settings_of_a_harness_are_checked_before_a_run(tmp_path: Path, capsys: 
     assert main(["config", "check", str(path)]) == 0
 
 
+def test_variants_of_a_harness_are_checked_before_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    right = RUN.replace("promt", "prompt").replace("launch =", 'variants.terse = { system_prompt = "y" }, launch =')
+    path.write_text(right)
+    assert main(["config", "check", str(path)]) == 0
+    path.write_text(right.replace('"y"', "7"))
+    assert main(["config", "check", str(path)]) == 2
+    assert "sources.0.harness.settings with variant terse: system_prompt" in capsys.readouterr().err
+
+
 def test_a_source_cannot_choose_a_launch_where_attempts_are_jobs(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(RUN)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,7 @@ from sft_parts import recording
 
 from whippletree.cli.main import main
 from whippletree.loop.sft.training import SftSummary, read_metrics
+from whippletree.ui.sft import SftView
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,33 @@ def test_a_run_becomes_a_model_and_a_resumed_one_the_same(run: Path, tmp_path: P
     assert len(read_metrics(target)) == 2
 
 
+def test_where_ctrl_c_is_ignored_it_stays_so(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(SftView, "line", lambda _, line: os.kill(os.getpid(), signal.SIGINT))
+    settings = ["--set", "rendering.template=tiny", "--set", "sft.steps=2"]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert main(["sft", str(run), "--run-dir", str(tmp_path / "out"), *settings]) == 0
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_loses_no_update_and_says_how_to_go_on(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    settings = ["--set", "rendering.template=tiny", "--set", "sft.epochs=4", "--set", "sft.batch_tokens=20"]
+    with monkeypatch.context() as patch:
+        patch.setattr(SftView, "line", lambda _, line: os.kill(os.getpid(), signal.SIGINT) if line.step == 2 else None)
+        assert main(["sft", str(run), "--run-dir", str(tmp_path / "out"), *settings]) == 130
+    assert f"stopped (go on with `whippletree sft --resume {tmp_path / 'out'}`)" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("step-*")] == ["step-0002"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert main(["sft", "--resume", str(tmp_path / "out")]) == 0
+    assert "update 2/" not in capsys.readouterr().out
+    steps = [line.step for line in read_metrics(tmp_path / "out")]
+    assert steps == list(range(len(steps))) and len(steps) > 3
+
+
 def test_a_file_names_data_and_model(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["export", "sft", str(run), "--out", str(tmp_path / "data")]) == 0
     file = tmp_path / "sft.toml"
@@ -74,6 +104,16 @@ def test_a_file_names_data_and_model(run: Path, tmp_path: Path, capsys: pytest.C
     assert (tmp_path / "tuned" / "model" / "config.json").is_file()
     assert main(["sft", str(file), "--overwrite", "--set", "sft.epoch=2"]) == 2
     assert "did you mean sft.epochs?" in capsys.readouterr().err
+
+
+def test_exports_are_learned_from_by_a_model_that_is_named_by_its_path(run: Path, tmp_path: Path):
+    data = tmp_path / "data"
+    assert main(["export", "sft", str(run), "--out", str(data)]) == 0
+    settings = ["--set", "rendering.template=tiny", "--set", "sft.steps=1"]
+    named = ["--set", f"model.path={run.parent / 'model'}"]
+    assert main(["sft", str(data), "--run-dir", str(tmp_path / "named"), *settings, *named]) == 0
+    # without a name: the export knows what its run began with
+    assert main(["sft", str(data / "chat.jsonl"), "--run-dir", str(tmp_path / "known"), *settings]) == 0
 
 
 def test_what_cannot_be_done_says_what_to_do(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -9,7 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from whippletree.cli import training
 from whippletree.cli.main import main
+from whippletree.loop.config import RunConfig
+from whippletree.loop.layout import Layout
 from whippletree.protocols import AttemptOutcome
 from whippletree.store import open_store
 from whippletree.types import RolloutSpec, VerifierResult
@@ -67,6 +70,27 @@ def test_what_is_no_run_is_said(tasks: Path, tmp_path: Path, capsys: pytest.Capt
     assert main(["tasks", "filter", str(tasks), "--to", str(tmp_path / "out"), "--results", str(tmp_path)]) == 2
     assert "holds no record of a run" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
+
+
+def test_measuring_that_is_stopped_goes_on_by_the_same_command(
+    tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    ran = []
+
+    def stopped(config: RunConfig, layout: Layout, _: object) -> int:
+        ran.append((layout.directory, config.loop.steps, config.loop.eval_samples))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "_run_in", stopped)
+    demo = Path(__file__).parents[2] / "examples" / "demo.toml"
+    words = ["tasks", "filter", str(tasks), "--to", str(tmp_path / "out"), "--measure", str(demo), "--tries", "3"]
+    assert main(words) == main(words) == 130
+    assert ran == [(tmp_path / "out" / ".measuring" / "run", 0, 3)] * 2
+    assert capsys.readouterr().err == "whippletree tasks filter: stopped (go on with the same command)\n" * 2
+    changed = tmp_path / "changed.toml"
+    changed.write_text(demo.read_text().replace("[sampling]", "[sampling]\ntop_p = 0.5"))
+    assert main([*words[:6], str(changed), *words[7:]]) == main([*words[:-1], "4"]) == 2
+    assert capsys.readouterr().err.count("is not what was measured in") == len(ran) == 2
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -68,6 +69,16 @@ def test_validate_shows_all_problems_of_all_tasks(capsys: pytest.CaptureFixture[
     assert "note: multi_step_reward_mode = mean: recorded" in told(capsys, "validate", task)
     (first, second) = json.loads(told(capsys, "validate", task, tmp_path, "--json", status=1))
     assert "task" in first and {"cause", "next_step"} == set(second["problems"][0])
+
+
+def test_a_directory_of_tasks_stands_for_all_of_them(capsys: pytest.CaptureFixture[str], task: Path):
+    (task.parent / "journal.jsonl").write_text("{}\n")
+    other = task.parent / "another"
+    shutil.copytree(task, other)
+    assert told(capsys, "validate", task.parent) == f"ok   {other}\nok   {task}\n"
+    assert told(capsys, "check", task.parent, "--sandbox", "process", "--reward", "correct") == f"ok   {other}\nok   {task}\n"
+    assert main(["tasks", "check", str(task.parent / "journal.jsonl")]) == 2
+    assert "is not a directory" in capsys.readouterr().err
 
 
 def test_variables_are_given_by_name(capsys: pytest.CaptureFixture[str], task: Path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -17,9 +19,12 @@ import msgspec
 import pytest
 from recorded_run import configure, new_run, write_tokenizer
 
+from whippletree.cli import services
+from whippletree.configuration import load
 from whippletree.engines.connect import connect
+from whippletree.loop.config import RunConfig
 from whippletree.loop.layout import Layout
-from whippletree.loop.processes import free_port
+from whippletree.loop.processes import free_port, sampling_children
 
 PROMPT = [1, 9, 4, 22, 7]
 
@@ -56,13 +61,13 @@ def layout(tmp_path: Path, models_dir: Path) -> Layout:
         ("context = 1024", "context = 64"),
         ('launch = "pool"', 'launch = "process"'),
     )
-    services = msgspec.structs.replace(
+    known = msgspec.structs.replace(
         layout.read_services(),
         gateway_url=f"http://127.0.0.1:{free_port()}",
         engine_url=f"http://127.0.0.1:{free_port()}",
         model_directory=str(models_dir / "m1"),
     )
-    layout.write_services(services)
+    layout.write_services(known)
     return layout
 
 
@@ -93,6 +98,15 @@ def running(layout: Layout, name: str) -> Iterator[subprocess.Popen[str]]:
             process.terminate()
             process.wait(30)
     assert process.returncode == 0
+
+
+def test_a_process_under_a_supervisor_leaves_its_end_to_it(layout: Layout) -> None:
+    """By itself it would end while the learner still does, and be started again."""
+    parser = argparse.ArgumentParser()
+    services.add_commands(parser.add_subparsers(dest="command"))
+    for spec in sampling_children(load(RunConfig, layout.config), layout):
+        services._begin(parser.parse_args(spec.argv[3:]))
+    assert "end-with-run" not in [thread.name for thread in threading.enumerate()]
 
 
 async def served(layout: Layout) -> tuple[int, list[float]]:

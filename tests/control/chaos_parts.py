@@ -26,7 +26,10 @@ PAUSE = 0.1  # seconds
 
 
 class RetryingHarness(HttpHarness):
-    """Asks twice, each time until it has a whole reply, notes what it got, then does what the instruction says."""
+    """Asks twice, each time until it has a whole reply, notes what it got, then does what the instruction says.
+
+    A command that was killed is no answer of the model: an agent that went on after it would earn what nobody sampled.
+    """
 
     def run(self, spec: AttemptSpec) -> HarnessResult:
         for turn in range(2):
@@ -34,7 +37,9 @@ class RetryingHarness(HttpHarness):
             with Path(str(spec.settings["acknowledged"])).open("a") as file:
                 file.write(f"{spec.rollout_id} {spec.attempt} {reply['id']}\n")
         assert spec.sandbox is not None
-        attach(spec.sandbox).exec(["/bin/sh", "-c", spec.instruction], timeout=20)
+        done = attach(spec.sandbox).exec(["/bin/sh", "-c", spec.instruction], timeout=20)
+        if done.exit_code != 0:
+            raise RuntimeError(f"the command ended with {done.exit_code}: it was killed")
         return HarnessResult(exit_status="Submitted", steps=2)
 
     def _ask(self, spec: AttemptSpec, text: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""A small agent, as a program: `python agent.py MODE < instruction`, with BASE_URL and KEY. Standard library only.
+"""A small agent, as a program: `python agent.py MODE STEPS < instruction`, with BASE_URL and KEY. Standard library only.
 
 Modes: "" does its job; "nosy" looks a name up and knocks elsewhere; "careless" leaves a process; "hasty" asks nothing a second
-time; "forgetful" keeps only the last messages.
+time; "forgetful" keeps only the last messages; "tireless" knows no limit of steps.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def run(call: dict) -> str:
     return subprocess.run(command, shell=True, capture_output=True, text=True, check=False).stdout
 
 
-def main(mode: str) -> None:
+def main(mode: str, limit: int) -> None:
     if mode == "nosy":
         for knock in (
             lambda: socket.getaddrinfo("updates.example", 443),
@@ -80,6 +80,8 @@ def main(mode: str) -> None:
         if not calls:
             print("done")
             return
+        if len(turns) == limit and mode != "tireless":
+            sys.exit(75)
 
 
-main(sys.argv[1] if len(sys.argv) > 1 else "")
+main(sys.argv[1] if len(sys.argv) > 1 else "", int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -24,8 +24,11 @@ TURNS = f"{HOME}/turns.json"
 class SmallSettings(Config):
     """Settings of the small agent."""
 
-    mode: Literal["", "nosy", "careless", "hasty", "forgetful"] = ""
+    mode: Literal["", "nosy", "careless", "hasty", "forgetful", "tireless"] = ""
     """How it misbehaves."""
+
+    step_limit: int = 0
+    """Model calls after which it ends with 75; 0: no limit."""
 
 
 class Small(Adapter):
@@ -35,15 +38,16 @@ class Small(Adapter):
     version = "1"
     mode = ""
     settings = SmallSettings
-    facts = HarnessFacts(dialects=("chat",), streams=False, shell_tool="sh", ends_at=("overflow",))
+    facts = HarnessFacts(dialects=("chat",), streams=False, shell_tool="sh", ends_at=("overflow",), variations=("steps",))
 
     def __init__(self) -> None:
         self.read_only = interpreter(sys.prefix, sys.base_prefix)
 
     def plan(self, spec: AttemptSpec) -> LaunchPlan:
-        mode = read_settings(SmallSettings, spec, self.name).mode or self.mode
+        settings = read_settings(SmallSettings, spec, self.name)
+        mode = settings.mode or self.mode
         return LaunchPlan(
-            argv=(sys.executable, f"{HOME}/agent.py", mode),
+            argv=(sys.executable, f"{HOME}/agent.py", mode, str(settings.step_limit)),
             environment={"HOME": HOME, "BASE_URL": spec.base_url, "KEY": spec.api_key},
             files=((f"{HOME}/agent.py", AGENT.read_text()),),
             stdin=spec.instruction,
@@ -51,6 +55,8 @@ class Small(Adapter):
         )
 
     def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
+        if exit_code == 75:
+            return HarnessResult(exit_status="OutOfSteps", ran_out="budget")
         return HarnessResult(exit_status=f"Exit{exit_code}", crashed=exit_code != 0, message=output[-500:])
 
     def account(self, output: str, records: Mapping[str, bytes]) -> bytes | None:
@@ -90,6 +96,12 @@ class Boastful(Hasty):
     """The same, and its facts say otherwise."""
 
     facts = Small.facts
+
+
+class Tireless(Small):
+    """Knows no limit, whatever its facts say."""
+
+    mode = "tireless"
 
 
 class Forgetful(Small):

@@ -16,7 +16,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBinding, PoolConfig
 from whippletree.control.policy import RestartPolicy
-from whippletree.control.process import ControllerSpec, run
+from whippletree.control.process import run
+from whippletree.control.spec import ControllerSpec
 from whippletree.engines.scripted import ScriptedEngine
 from whippletree.gateway.config import GatewayConfig
 from whippletree.gateway.keys import load_secret

@@ -109,6 +109,21 @@ async def test_engines_that_fail_are_blamed_and_not_the_harness(world: World, tm
     assert "unavailable" in failed(rollout, CauseClass.ENGINE, "agent")
 
 
+@pytest.mark.parametrize(("patience", "seconds"), [(0.3, 60.0), (60.0, 1.5)])
+async def test_an_agent_that_an_engine_left_alone_is_not_judged(
+    world: World, tmp_path: Path, patience: float, seconds: float
+) -> None:
+    def say(prompt: str) -> str:
+        world.engine.faults = Faults(unavailable=10_000)
+        return "done"
+
+    world.gateway, world.port, world.say = type(world.gateway)(engine_wait_limit=patience), 0, say
+    task = write_task(tmp_path / "t", toml=f"[agent]\ntimeout_sec = {seconds}\n")
+    async with world.serving():
+        rollout, _ = await run_one(world, task, settings={"command": "true", "again": "and now?"})
+    assert "no engine answered its last call" in failed(rollout, CauseClass.ENGINE, "agent")
+
+
 async def test_nothing_of_the_agent_runs_while_the_verifier_judges(world: World, tmp_path: Path) -> None:
     test = f"#!/bin/sh\nrm -f beat; sleep 0.5; [ -e beat ] && echo 0 {REWARD} || echo 1 {REWARD}\n"
     command = "setsid sh -c 'while :; do echo > beat; sleep 0.05; done' > /dev/null 2>&1 & sleep 0.3"

@@ -181,7 +181,7 @@ def torment(world: World, supervisor: Supervisor, draw: random.Random, names: li
         assert time.monotonic() < limit, counts
         if time.monotonic() > due and killed.total() < KILLS:
             found = {kind: pids for kind, pids in supervisor.victims().items() if pids}
-            kind = draw.choice(sorted(found))
+            kind = min(sorted(found), key=lambda name: (killed[name], draw.random()))  # each gets its share
             try:
                 os.kill(draw.choice(found[kind]), signal.SIGKILL)
                 killed[kind] += 1

@@ -7,15 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from whippletree.control.contract.grading import POINTS, grade, measured, told
+from whippletree.control.contract.grading import NEEDS, POINTS, grade
 from whippletree.control.contract.page import load_reports, page
 from whippletree.control.contract.report import Line, Report, as_text, checked
-from whippletree.control.contract.scenarios import scenarios
+from whippletree.control.contract.scenarios import known, scenarios
+from whippletree.control.contract.seen import measured, told
 from whippletree.control.contract.world import Run
 from whippletree.control.policy import AgentEnd
 from whippletree.errors import ConfigurationError
 from whippletree.harnesses import NAMES, load_harness
-from whippletree.protocols import HarnessFacts, HarnessResult
+from whippletree.protocols import ConfiguredHarness, HarnessFacts, HarnessResult
 from whippletree.types import Usage
 
 FACTS = HarnessFacts(dialects=("chat",), streams=True, shell_tool="sh", ends_at=("429",))
@@ -44,8 +45,21 @@ def graded(*runs: Run) -> dict[str, Line]:
 def test_what_could_not_be_run_fails_with_its_error() -> None:
     lines = graded(*(ended(one.name, error="no sandbox") for one in scenarios(FACTS, dialect_setting=False)))
     applies = [line for line in lines.values() if line.grade != "not applicable"]
-    assert len(applies) == len(POINTS) - 3 and all(line.grade == "FAIL" and line.seen == "no sandbox" for line in applies)
+    assert len(applies) == len(POINTS) - 4 and all(line.grade == "FAIL" and line.seen == "no sandbox" for line in applies)
     assert all(line.grade in ("FAIL", "not applicable") for line in graded().values())
+
+
+def test_what_was_left_out_is_not_run_and_what_is_missing_fails() -> None:
+    names = [one.name for one in scenarios(FACTS)]
+    lines = {line.point: line for line in grade(FACTS, {"plain": [ended("plain")]}, [name for name in names if name != "429"])}
+    assert lines["500"].grade == "not run" and "500" in lines["500"].seen and not lines["500"].next_step
+    assert lines["429"].grade == "FAIL" and lines["tool call"].grade == "pass" and lines["compaction"].grade == "not applicable"
+    nothing = grade(FACTS, {}, names)
+    assert {line.grade for line in nothing} == {"not run", "not applicable"}
+
+
+def test_every_scenario_is_needed_by_a_point() -> None:
+    assert {name for needs in NEEDS.values() for name in needs} == set(known())
 
 
 def test_giving_up_is_held_against_the_facts() -> None:
@@ -58,6 +72,15 @@ def test_giving_up_is_held_against_the_facts() -> None:
         run.asked = [msgspec.convert({"method": "POST", "path": "/", "status": 429, "at": 1.0, "fault": "429"}, type=_asked())]
         assert graded(run)["429"].grade == expected
     assert "did not come about" in graded(ended("429"))["429"].seen
+
+
+def test_one_that_says_it_ran_out_gave_up_whatever_it_did_afterwards() -> None:
+    run = ended("overflow")
+    run.overflowed, run.end = True, AgentEnd(result=HarnessResult(exit_status="Full", ran_out="budget"))
+    assert graded(run)["context overflow"].grade == "FAIL" and "it gave up" in graded(run)["context overflow"].seen
+    facts = msgspec.structs.replace(FACTS, ends_at=("overflow",))
+    lines = {line.point: line.grade for line in grade(facts, {"overflow": [run]})}
+    assert lines["context overflow"] == "differs"
 
 
 def _asked() -> type:
@@ -98,6 +121,8 @@ def report(grade_: str = "pass") -> Report:
 
 def test_a_report_holds_exactly_where_no_line_fails_and_is_read_back_equal() -> None:
     assert report().holds and report("differs").holds and report("not applicable").holds and not report("FAIL").holds
+    assert report("not run").holds and not report("not run").whole and report("FAIL").whole
+    assert f"{len(POINTS)} points were not run" in as_text(report("not run"))
     for one in (report(), report("FAIL")):
         assert msgspec.json.decode(msgspec.json.encode(one), type=Report) == one
     assert "the contract holds" in as_text(report()) and f"{len(POINTS)} of {len(POINTS)} points fail" in as_text(
@@ -126,4 +151,12 @@ def test_a_recorded_report_is_of_the_adapter_as_it_is_now(recorded: Report) -> N
     harness = load_harness(recorded.harness)
     advice = f"check it again: `whippletree harness check {recorded.harness} --record docs/contract`"
     assert (recorded.version, recorded.facts) == (harness.version, checked(harness.facts)), advice
-    assert [line.point for line in recorded.lines] == list(POINTS), advice
+    assert [line.point for line in recorded.lines] == list(POINTS) and recorded.whole, advice
+
+
+def test_there_is_a_whole_report_of_each_harness_as_it_ships_and_all_hold() -> None:
+    """What a generic adapter starts is somebody's own: no report of it says anything of the adapter."""
+    reports = {one.harness: one for one in load_reports(REPORTS)}
+    assert set(reports) == {name for name in NAMES if not isinstance(load_harness(name), ConfiguredHarness)}
+    assert [name for name, one in reports.items() if not (one.whole and one.holds)] == []
+    assert {name: one.version for name, one in reports.items()} == {name: load_harness(name).version for name in reports}

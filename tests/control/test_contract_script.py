@@ -8,8 +8,18 @@ import re
 import msgspec
 import pytest
 
-from whippletree.control.contract.scenarios import CHILD, scenarios
-from whippletree.control.contract.script import FINAL, REPORT, SUMMARY, Move, Script, command_call, filled, printing, written
+from whippletree.control.contract.scenarios import CHILD, STEPS, known, scenarios
+from whippletree.control.contract.script import (
+    FINAL,
+    REPORT,
+    Move,
+    Script,
+    command_call,
+    filled,
+    is_main,
+    printing,
+    written,
+)
 from whippletree.errors import ContextOverflow
 from whippletree.protocols import HarnessFacts, Probe
 
@@ -60,8 +70,11 @@ def test_a_move_that_shows_nothing_is_made_once() -> None:
 def test_without_tools_it_says_plain_text_and_a_summary_where_one_is_asked_for() -> None:
     script = Script(FACTS, TOKEN, [move("a")])
     assert script.answer(user(TOKEN, system="")) == FINAL
-    assert script.answer(user("Write a summary of it.", system="")) == SUMMARY
-    assert script.answer(user("Produce the <state_snapshot> now.")) == SUMMARY
+    first, second = (
+        script.answer(user("Write a summary of it.", system="")),
+        script.answer(user("Produce the <state_snapshot> now.")),
+    )
+    assert "<summary>" in first and "<state_snapshot>" in second and first != second
     assert "1 a" in script.answer(user(f"{TOKEN}: the summary below says where we are"))
 
 
@@ -108,9 +121,38 @@ def test_scenarios_are_those_that_apply() -> None:
     assert CHILD in str(start.calls[0][1])
     without = [scenario.name for scenario in scenarios(msgspec.structs.replace(FACTS, shell_tool=""), dialect_setting=False)]
     assert without == ["plain", "429", "500", "drop", "overflow", "two-at-once"]
+    probe = msgspec.structs.replace(probe, extending={"thinks": True})
+    facts = msgspec.structs.replace(facts, probe=probe, variations=("steps",))
+    more = {scenario.name: scenario for scenario in scenarios(facts, dialect_setting=True)}
+    assert set(more) == set(found) | {"extending", "steps"} and set(more) < set(known())
+    assert more["extending"].settings == {"thinks": True} and more["steps"].settings == {"step_limit": STEPS}
+    assert len(more["steps"].moves) > STEPS and list(more["steps"].writes) == ["steps-1.txt"]
 
 
 def test_no_command_holds_the_word_that_it_prints() -> None:
     for scenario in scenarios(FACTS, dialect_setting=False):
         for one in scenario.moves:
             assert not any(shown in str(one.calls) for shown in one.shows), scenario.name
+
+
+EDITS = Probe(edit="I write.\n\n{path}\n```\n{text}\n```\n", bad_edit="```\nno name\n```\n", side_mark="commit message")
+
+
+def test_a_harness_without_tools_edits_by_text_in_one_turn_and_mends_an_edit_that_fails() -> None:
+    facts = msgspec.structs.replace(FACTS, shell_tool="", probe=EDITS, second_request="single")
+    found = {scenario.name: scenario for scenario in scenarios(facts)}
+    assert set(found) == {"plain", "arguments", "429", "500", "drop", "overflow", "two-at-once"}
+    assert found["drop"].faults == {1: "drop"} and [len(found[name].moves) for name in ("drop", "arguments")] == [1, 2]
+    script = Script(facts, TOKEN, found["arguments"].moves)
+    assert "no name" in script.answer(user(TOKEN, system=""))
+    again = script.answer(user(f"{TOKEN}: no name is given", system=""))
+    assert "arguments-1.txt\n```\namber-arguments-1\n```" in again and script.complete
+    assert script.answer(user(f"{TOKEN}, the reply was lost", system="")) == again
+
+
+def test_one_rule_tells_main_prompts_from_side_calls() -> None:
+    edits = msgspec.structs.replace(FACTS, shell_tool="", probe=EDITS)
+    assert is_main(FACTS, '{"name": "sh"}') and not is_main(FACTS, "Give it a title.")
+    assert is_main(edits, "go") and not is_main(edits, "Write a commit message for: go")
+    assert Script(edits, TOKEN, [Move(text="an edit")]).answer(user(f"a commit message of {TOKEN}", system="")) == FINAL
+    assert is_main(msgspec.structs.replace(FACTS, shell_tool=""), "anything")

@@ -49,7 +49,7 @@ async def target() -> AsyncIterator[tuple[Target, str]]:
 
 async def test_requests_and_replies_pass_unchanged_and_are_noted(target: tuple[Target, str]) -> None:
     server, url = target
-    tap = Tap(url, tool="sh")
+    tap = Tap(url, counts=lambda body: '"sh"' in body)
     async with tap.serving() as port, aiohttp.ClientSession(headers={"Authorization": "Bearer k"}) as client:
         path = URL(f"http://127.0.0.1:{port}/r/secret/v1/x?a=%2F", encoded=True)
         async with client.post(path, data=BODY) as reply:
@@ -68,9 +68,9 @@ async def test_a_reply_is_passed_on_piece_by_piece(target: tuple[Target, str]) -
         assert await reply.read() == b"b" * 300
 
 
-async def test_each_fault_happens_once_to_requests_that_offer_the_tool(target: tuple[Target, str]) -> None:
+async def test_each_fault_happens_once_to_requests_that_count(target: tuple[Target, str]) -> None:
     _, url = target
-    tap = Tap(url, tool="sh", faults={1: "429", 2: "500", 3: "drop"})
+    tap = Tap(url, counts=lambda body: '"sh"' in body, faults={1: "429", 2: "500", 3: "drop"})
     async with tap.serving() as port, aiohttp.ClientSession() as client:
         place = f"http://127.0.0.1:{port}"
         statuses = []

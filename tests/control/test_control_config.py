@@ -7,7 +7,8 @@ import pytest
 from whippletree.configuration import convert, field_docs
 from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBinding, NetworkConfig, PoolConfig, reward_rule
 from whippletree.control.policy import RestartPolicy
-from whippletree.control.process import ControllerSpec, gateway_address, sandbox_prefix
+from whippletree.control.process import gateway_address, sandbox_prefix
+from whippletree.control.spec import ControllerSpec
 from whippletree.errors import ConfigurationError
 
 KINDS = [ControlConfig, DeadlineConfig, NetworkConfig, PoolConfig, RestartPolicy, HarnessBinding, ControllerSpec]

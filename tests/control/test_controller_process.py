@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from control_world import World, until, write_task
 
-from whippletree.control.process import ControllerReady, ControllerSpec, sandbox_prefix
+from whippletree.control.process import ControllerReady, sandbox_prefix
+from whippletree.control.spec import ControllerSpec
 from whippletree.types import CauseClass
 
 

@@ -15,10 +15,10 @@ from control_world import PASS_IF_DONE, REWARD, World, until, write_task
 
 from whippletree import sandboxes
 from whippletree.configuration import convert
-from whippletree.control.attempt import slug
 from whippletree.control.config import ControlConfig, DeadlineConfig
 from whippletree.control.keeping import SKIPPED, Keeping, Shelf
 from whippletree.control.phases import SNAPSHOT, Phases
+from whippletree.control.place import slug
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import SandboxSpec, Snapshot
 from whippletree.sandboxes import SandboxConfig

@@ -128,6 +128,11 @@ def test_each_other_end_has_one_cause() -> None:
         (end("APIError", crashed=True, message="Error 401: bad key"), SealReport(refused_keys=3), [], CauseClass.CONFIGURATION),
         (crashed, SealReport(refused_keys=3), [], CauseClass.HARNESS),
         (end("deadline", timed_out=True), ANSWERED, [call(0)], CauseClass.NO_CALLS),
+        (end("deadline", timed_out=True), SealReport(unanswered="429"), [call()], CauseClass.ENGINE),
+        (end("Done"), SealReport(unanswered="connection refused"), [call()], CauseClass.ENGINE),
+        (end("LimitsExceeded"), SealReport(unanswered="connection refused"), [call()], CauseClass.ENGINE),
+        (end(), SealReport(unanswered="connection refused"), [], CauseClass.ENGINE),
+        (crashed, SealReport(unanswered="connection refused"), [call()], CauseClass.ENGINE),
     ]
     for agent, seal, calls, expected in cases:
         cause = judge(agent, seal, calls)

@@ -17,6 +17,15 @@ from whippletree.store import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples/demo.toml"
+SMALL = (
+    "loop.groups_per_step=4",
+    "loop.group_size=4",
+    "loop.groups_in_flight=8",
+    "loop.eval_every=0",
+    "loop.eval_samples=1",
+    "sources.0.tasks.family={train = 24, heldout = 12}",
+    "control.concurrency=16",
+)
 
 
 def command(*arguments: str) -> list[str]:

@@ -15,16 +15,7 @@ import pytest
 pytestmark = [pytest.mark.chaos, pytest.mark.live, pytest.mark.timeout(1200)]
 
 STEPS = 8
-SETTINGS = (
-    f"loop.steps={STEPS}",
-    "loop.groups_per_step=4",
-    "loop.group_size=4",
-    "loop.groups_in_flight=8",
-    "loop.eval_every=0",
-    "loop.eval_samples=1",
-    "sources.0.tasks.family={train = 24, heldout = 12}",
-    "control.concurrency=16",
-)
+SETTINGS = (f"loop.steps={STEPS}", *parts.SMALL)
 
 
 @pytest.fixture

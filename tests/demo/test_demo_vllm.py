@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import demo_parts as parts
@@ -11,21 +10,12 @@ import pytest
 import torch
 from suite import prompt_of, request, run
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm_parts import vllm_server
+from vllm_parts import PYTHON, needs_vllm, vllm_server
 
 from whippletree.engines.vllm import VllmEngine
 from whippletree.loop.layout import Layout
 
-PYTHON = os.environ.get("WHIPPLETREE_VLLM_PYTHON", "")
-
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.live,
-    pytest.mark.timeout(1200),
-    pytest.mark.skipif(
-        not PYTHON, reason="set WHIPPLETREE_VLLM_PYTHON to the interpreter of a vLLM environment (make env-vllm)"
-    ),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.live, pytest.mark.timeout(1200), needs_vllm]
 
 
 def test_a_run_trains_through_vllm(tmp_path: Path):

@@ -9,7 +9,11 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(
-    [*(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+    [
+        *(REPOSITORY / "docs").rglob("*.md"),
+        *(REPOSITORY / "examples").rglob("*.md"),
+        *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    ]
 )
 SHELL = ("", "sh", "bash", "console")
 
@@ -26,7 +30,7 @@ class Block:
 
     @property
     def name(self) -> str:
-        return f"{self.page.name}:{self.line}"
+        return f"{self.page.relative_to(REPOSITORY)}:{self.line}"
 
 
 def blocks(page: Path) -> list[Block]:

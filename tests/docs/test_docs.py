@@ -19,14 +19,16 @@ import pytest
 from pages import PAGES, REPOSITORY, Block, anchors, blocks, commands, inline, links
 
 from whippletree.cli.main import build_parser
+from whippletree.cli.rollout_grade import RubricFile
 from whippletree.configuration import convert
+from whippletree.control.rubrics.config import TaskCriteria
 from whippletree.harnesses import shipped_settings
 from whippletree.loop.config import RunConfig
 from whippletree.loop.grid.config import GridConfig
 from whippletree.loop.sft.config import SftConfig
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-FILES = (RunConfig, GridConfig, SftConfig)
+FILES = (RunConfig, GridConfig, SftConfig, RubricFile, TaskCriteria)
 MINIMAL: dict[str, Any] = {"sources": [{"name": "trail", "tasks": {"kind": "trail"}}]}
 TASK_TOML = {"version", "schema_version", "metadata", "agent", "verifier", "environment", "solution", "task", "author"}
 TASK_TOML |= {"steps", "artifacts", "multi_step_reward_strategy"}
@@ -48,7 +50,7 @@ SUFFIXES = {
     "txt",
     "seg",
 }
-by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 
 
 def named(found: list[Block]) -> pytest.MarkDecorator:
@@ -127,6 +129,9 @@ def test_every_toml_block_is_right(block: Block):
         return  # of a task.toml; tests/tasks reads those
     if "data" in data:
         convert(SftConfig, data, block.name).check()
+        return
+    if set(data) in ({"rubrics"}, {"criteria"}):
+        convert(RubricFile if "rubrics" in data else TaskCriteria, data, block.name)
         return
     if "grid" in data:
         convert(GridConfig, data, block.name).check()
@@ -223,14 +228,14 @@ def run_blocks(page: Path, directory: Path, *, slow: bool) -> None:
             assert done.returncode == 0, f"{block.name}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
-@pytest.mark.parametrize("page", run_pages(slow=False), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", run_pages(slow=False), ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_commands_that_are_marked_run(page: Path, tmp_path: Path):
     run_blocks(page, tmp_path / "work", slow=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", run_pages(slow=True), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", run_pages(slow=True), ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_commands_that_take_longer_run(page: Path, tmp_path: Path):
     run_blocks(page, tmp_path / "work", slow=True)
 

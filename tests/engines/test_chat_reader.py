@@ -81,6 +81,12 @@ def test_counts_come_from_usage_wherever_it_is_and_from_the_ids_without_it() -> 
     assert read(HEAD, with_usage)[-1].sampled_tokens == 4
 
 
+def test_an_answer_that_no_usage_counts_counts_its_pieces() -> None:
+    text = [piece(None, None, content="a"), piece(None, None, content="b"), piece(None, None, finish="stop")]
+    assert read(*text)[-1].sampled_tokens == 2
+    assert read(*text, TAIL)[-1].sampled_tokens == 4
+
+
 @pytest.mark.parametrize(
     ("word", "meaning"),
     [("max_tokens", "length"), ("end_turn", "stop"), ("content_filter", "stop"), ("cancelled", "abort"), ("length", "length")],

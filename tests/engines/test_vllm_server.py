@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from suite import EngineSuite, Reference, Served, close, idle, prompt_of, request, run
-from vllm_parts import tiny_model, vllm_server
+from vllm_parts import PYTHON, needs_vllm, tiny_model, vllm_server
 
 from whippletree.engines.probe import check_weights
 from whippletree.engines.vllm import VllmEngine
@@ -25,16 +24,11 @@ from whippletree.errors import EngineError, WeightMismatch
 from whippletree.protocols import ChatEngine, Engine
 from whippletree.types import ChatRequest, ChatTurn, Message, Sampling, Struct, WeightUpdate
 
-PYTHON = os.environ.get("WHIPPLETREE_VLLM_PYTHON", "")
 TOLERANCE = 1e-3
 VOCABULARY = 307
 CONTEXT = 256
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(not PYTHON, reason="set WHIPPLETREE_VLLM_PYTHON to the interpreter of an environment with vLLM"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400), needs_vllm]
 
 
 class Reload(Struct):

@@ -19,12 +19,17 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 from aiohttp import web
 
 from whippletree.engines.config import VllmConfig
 from whippletree.engines.vllm import VllmEngine, vllm_command
 from whippletree.types import GenerateRequest, Sampling, Struct, WeightUpdate
 
+PYTHON = os.environ.get("WHIPPLETREE_VLLM_PYTHON", "")
+needs_vllm = pytest.mark.skipif(
+    not PYTHON, reason="set WHIPPLETREE_VLLM_PYTHON to the interpreter of a vLLM environment (make env-vllm)"
+)
 RECORDINGS = Path(__file__).parent / "recordings"
 PROMPT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29]
 START_SECONDS = 240.0

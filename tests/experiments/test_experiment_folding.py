@@ -10,6 +10,7 @@ import pytest
 
 from experiments import folding
 from experiments.harness_mix import fold as mix
+from experiments.multi_harness import fold as multi
 from experiments.running import Evaluation, RunResult, Step
 from experiments.split import fold as split
 
@@ -57,11 +58,11 @@ def test_success_at_a_budget_is_between_the_evaluations_around_it() -> None:
         [step(0, tokens=100), step(1, tokens=300)],
         {0: {"whitebox": (0, 10)}, 1: {"whitebox": (4, 10)}, 2: {"whitebox": (10, 10)}},
     )
-    assert mix.spent(run) == [0, 100, 400]
-    found = [mix.at_budget(run, budget, ["whitebox"]) for budget in (0, 50, 100, 250, 400)]
+    assert folding.spent(run) == [0, 100, 400]
+    found = [folding.at_budget(run, budget, ["whitebox"]) for budget in (0, 50, 100, 250, 400)]
     assert found == pytest.approx([0.0, 0.2, 0.4, 0.7, 1.0])
     with pytest.raises(ValueError, match="less than 401"):
-        mix.at_budget(run, 401, ["whitebox"])
+        folding.at_budget(run, 401, ["whitebox"])
 
 
 def test_mixes_are_compared_at_the_least_budget_and_seeds_share_their_beginning() -> None:
@@ -81,6 +82,33 @@ def test_mixes_are_compared_at_the_least_budget_and_seeds_share_their_beginning(
     assert summary.gain == folding.estimate([0.0])
     assert mix.fold(runs[:1], ["whitebox"]).gain is None
     assert "| before training | 0.30 | 0.30 | 0.30 | 0.30 |" in mix.tables(summary)["grid"]
+
+
+def test_mixes_of_real_harnesses_are_compared_by_tokens_counted_both_ways() -> None:
+    def cells(*passed: int) -> dict[str, tuple[int, int]]:
+        return {name: (number, 10) for name, number in zip(multi.HARNESSES, passed, strict=True)}
+
+    runs = [
+        result(
+            "three", 1, [step(0, tokens=400, distinct=100, fed=900, computed=150)], {0: cells(2, 2, 2, 2), 1: cells(8, 6, 7, 5)}
+        ),
+        result(
+            "codex", 1, [step(0, tokens=800, distinct=200, fed=999, computed=99)], {0: cells(4, 2, 2, 2), 1: cells(2, 10, 2, 4)}
+        ),
+    ]
+    found = multi.fold(runs, ["three", "codex"])
+    assert (found.budget, found.whole_budget, found.seeds) == (100, 400, 1)
+    assert found.grid["before"]["mini"].mean == pytest.approx(0.3)  # pooled
+    assert [found.grid["codex"][name].mean for name in multi.HARNESSES] == pytest.approx([0.3, 0.6, 0.2, 0.3])
+    assert [found.end["codex"][name].mean for name in multi.HARNESSES] == pytest.approx([0.2, 1.0, 0.2, 0.4])
+    assert (found.trained["three"].mean, found.other["three"].mean) == pytest.approx((0.7, 0.5))
+    assert (found.trained["codex"].mean, found.other["codex"].mean) == pytest.approx((0.6, 0.8 / 3), abs=1e-4)
+    assert found.gain == {"codex": folding.estimate([0.65 - 0.35])}
+    assert found.whole["codex"].mean == pytest.approx(0.35)
+    assert (found.fed["three"].mean, found.computed["codex"].mean) == (900, 99)
+    tables = multi.tables(found)
+    assert "| Codex | 0.30 | 0.60 | 0.20 | 0.30 |" in tables["multi-grid"]
+    assert "| all three | 100 | 400 | 150 | 900 |" in tables["multi-tokens"]
 
 
 def test_what_is_measured_of_a_normalisation() -> None:

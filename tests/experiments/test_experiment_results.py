@@ -14,6 +14,8 @@ import pytest
 from experiments import folding
 from experiments.harness_mix import __main__ as mix_runs
 from experiments.harness_mix import fold as mix
+from experiments.multi_harness import __main__ as multi_runs
+from experiments.multi_harness import fold as multi
 from experiments.running import RunResult, read_results
 from experiments.split import __main__ as split_runs
 from experiments.split import fold as split
@@ -24,6 +26,7 @@ PAGE = (Path(__file__).parents[2] / "docs/experiments.md").read_text(encoding="u
 EXPERIMENTS = [
     pytest.param(split_runs, split, split.SplitSummary, id="split"),
     pytest.param(mix_runs, mix, mix.MixSummary, id="harness-mix"),
+    pytest.param(multi_runs, multi, multi.MultiSummary, id="multi-harness"),
 ]
 
 
@@ -44,8 +47,9 @@ def test_the_summary_and_the_tables_follow_from_the_results(runs: ModuleType, fo
 
 @pytest.mark.parametrize(("runs", "fold", "kind"), EXPERIMENTS)
 def test_every_run_is_whole_and_of_the_run_file(runs: ModuleType, fold: ModuleType, kind: Any) -> None:
-    config = load(RunConfig, next(runs.HERE.glob("*.toml")))
-    for result in results(runs):
+    file = next(runs.HERE.glob("*.toml"))
+    for plan, result in zip(runs.planned(), results(runs), strict=True):
+        config = load(RunConfig, file, plan.settings)
         assert [step.step for step in result.steps] == list(range(config.loop.steps)), result.name
         assert result.evals[-1].step == config.loop.steps
         assert result.failed_rollouts == 0 and not any(line.failed for line in result.evals), result.name
@@ -93,8 +97,36 @@ def test_what_the_page_says_of_mixes() -> None:
     assert round(summary.everywhere["three"].mean, 2) == 0.57
     assert str(summary.gain) == "0.15 ± 0.22"
     for seed in (1, 2, 3):  # "in every seed"
-        at = {run.variant: mix.at_budget(run, summary.budget, mix.HARNESSES) for run in found if run.seed == seed}
+        at = {run.variant: folding.at_budget(run, summary.budget, mix.HARNESSES) for run in found if run.seed == seed}
         assert at["three"] > sum(at[name] for name in single) / 3
     heldout = {name: cells["heldout"].mean for name, cells in summary.grid.items()}
     assert round(heldout.pop("before"), 2) == 0.21 and max(heldout, key=heldout.__getitem__) == "three"
     assert (round(min(heldout.values()), 2), round(max(heldout.values()), 2)) == (0.18, 0.28)
+
+
+def test_what_the_page_says_of_real_agents() -> None:
+    found = results(multi_runs)
+    summary = multi.fold(found)
+    assert summary.budget == 17_654
+    assert max(cell.mean for cell in summary.grid["before"].values()) < 0.32
+    assert [round(summary.grid["three"][name].mean, 2) for name in multi.HARNESSES] == [0.69, 0.28, 0.63, 0.51]
+    assert [round(summary.everywhere[mix].mean, 2) for mix in ("three", "codex")] == [0.53, 0.35]
+    assert str(summary.gain["codex"]) == "0.17 ± 0.07"
+    runs = {mix: folding.of_variant(found, mix) for mix in multi.MIXES}
+    for three, codex in zip(runs["three"], runs["codex"], strict=True):  # "in every seed"
+        at = [folding.at_budget(run, summary.budget, multi.HARNESSES, multi.distinct_of) for run in (three, codex)]
+        assert at[0] > at[1]
+    begins = sorted(multi.fold([run for run in found if run.seed == seed]).grid["before"]["codex"].mean for seed in (1, 2, 3))
+    assert begins[1] <= 0.17
+    assert [round(summary.grid["codex"][name].mean, 2) for name in ("codex", "pi")] == [0.46, 0.23]
+    assert [round(summary.grid["mini"][name].mean, 2) for name in multi.HARNESSES] == [0.87, 0.11, 0.28, 0.76]
+    gain = summary.gain["mini"]
+    assert gain.half is not None and abs(gain.mean) < gain.half  # "they do not rank"
+    assert round(folding.rate(runs["codex"][0].evals[-1], ["codex"]), 2) == 0.94
+    first, *others = [(folding.rate(run.evals[0], ["pi"]), folding.rate(run.evals[-1], ["pi"])) for run in runs["three"]]
+    assert first[0] > 0.3 > first[1] and all(0.16 < before < 0.23 and 0.55 < after < 0.62 for before, after in others)
+    worst = sorted((max(step.misnamed for step in run.steps), run.seed) for run in runs["codex"])
+    assert round(worst[-1][0], 2) == 0.67 and worst[-2][0] < 0.1
+    ratios = [summary.tokens[mix].mean / summary.distinct[mix].mean for mix in ("three", "codex")]
+    assert [round(ratio, 1) for ratio in ratios] == [4.0, 4.6]
+    assert [round(summary.computed[mix].mean / summary.fed[mix].mean, 2) for mix in ("three", "codex")] == [0.10, 0.07]

@@ -4,12 +4,12 @@ import json
 
 import aiohttp
 import pytest
+from gateway_world import SECRET
 
 from whippletree.gateway.config import GatewayConfig
 from whippletree.gateway.keys import control_key, mint
 from whippletree.gateway.server import Parts, serving
 
-SECRET = bytes(range(32))
 CHAT = {"messages": [{"role": "user", "content": "go"}]}
 KEY = mint(SECRET, "r0", 1)
 

@@ -5,11 +5,11 @@ import json
 
 import openai
 import pytest
+from gateway_world import SECRET, user
 
 from whippletree.engines.scripted import Faults
 from whippletree.gateway.keys import mint
 
-SECRET = bytes(range(32))
 BASH = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
 CALLING = 'Grüße 🙂 I look.<tool_call>{"name": "bash", "arguments": {"command": "cat amber"}}</tool_call>'
 PARALLEL = "".join(f'<tool_call>{{"name": "bash", "arguments": {{"command": "cat {n}"}}}}</tool_call>' for n in ("a", "b"))
@@ -49,10 +49,6 @@ async def ask_chunks(client, **fields):
     if isinstance(client, openai.AsyncOpenAI):
         return [chunk async for chunk in await client.chat.completions.create(**fields)]
     return await asyncio.to_thread(lambda: list(client.chat.completions.create(**fields)))
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 async def delivered(world, count):

@@ -3,14 +3,13 @@
 import asyncio
 
 import pytest
+from gateway_world import SECRET
 
 from whippletree.engines.scripted import Faults
 from whippletree.errors import ConfigurationError, RequestError
 from whippletree.gateway.client import GatewayControl
 from whippletree.gateway.keys import control_key
 from whippletree.types import RolloutSpec
-
-SECRET = bytes(range(32))
 
 
 async def test_a_refusal_carries_status_and_text(make_world):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from gateway_world import user
 
 from whippletree.errors import RequestError
 from whippletree.gateway.dialects import Target, signatures
@@ -13,10 +14,6 @@ from whippletree.rendering import RenderingConfig, load_renderer
 from whippletree.types import Message
 
 CALL = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 def system(text):
@@ -53,6 +50,22 @@ async def test_other_instructions_stand_for_the_earlier_ones(make_direct):
         second = await direct.ask([system("be long"), user("on")], change={"continues": first.call.call_id})
         assert [message.content for message in conversation(direct.store, second.call)] == ["be long", "go", "one", "on"]
         assert second.call.prefix_break == "harness_edit"
+
+
+async def test_a_summary_behind_turns_that_were_kept_names_the_call_that_wrote_it(make_direct):
+    notes = "The parser was mended; what is left is to run the tests and to write the change log."
+    async with make_direct(["I look.", "I mend.", notes, "I test.", "done"]) as direct:
+        kept = [system("be brief"), user("go"), {"role": "assistant", "content": "I look."}]
+        first = await direct.ask(kept[:2])
+        whole = [*kept, user("amber"), {"role": "assistant", "content": "I mend."}]
+        await direct.ask(whole[:4])
+        summary = await direct.ask([*whole, user("sum up")])
+        short = [*kept, user(f"So far: {notes}")]
+        after = await direct.ask(short)
+        assert (after.call.parent_call_id, after.call.prefix_break) == (first.call.call_id, "")  # its tokens go on
+        assert after.call.origin_call_id == summary.call.call_id
+        last = await direct.ask([*short, {"role": "assistant", "content": "I test."}, user("on")])
+        assert (last.call.base_call_id, last.call.origin_call_id) == (after.call.call_id, "")
 
 
 async def test_a_name_that_is_not_of_this_rollout_is_a_404_that_says_which(make_direct):

@@ -7,11 +7,11 @@ import aiohttp
 import openai
 import pytest
 from aiohttp import web
+from gateway_world import SECRET
 
 from whippletree.engines.scripted import Faults
 from whippletree.gateway.keys import mint
 
-SECRET = bytes(range(32))
 BODY = {"messages": [{"role": "user", "content": "go"}]}
 
 

@@ -1,32 +1,40 @@
 """What becomes of a call whose harness goes away."""
 
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
+
+from gateway_world import SECRET, slow_disk, until, user
 
 from whippletree.engines.scripted import Faults
 from whippletree.gateway.keys import mint
 
-SECRET = bytes(range(32))
+STREAMED = {"model": "policy", "messages": [user("go")], "stream": True}
 
 
-def user(text):
-    return {"role": "user", "content": text}
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.01)
+def address(world):
+    return f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions"
 
 
 async def running(engine):
     return (await engine.status()).running
 
 
+async def leave(world):
+    """A client that asks, and goes away once the engine is at work for it."""
+    gone = asyncio.create_task(world.chat([user("go")]))
+    while not await running(world.engines[0]):
+        await asyncio.sleep(0.01)
+    gone.cancel()
+    return gone
+
+
+async def until_idle(world):
+    while await running(world.engines[0]):
+        await asyncio.sleep(0.01)
+
+
 async def test_a_stream_that_is_dropped_ends_the_engines_request_and_is_recorded_undelivered(make_world):
     async with make_world(lambda prompt: "word " * 300, faults=Faults(token_seconds=0.02)) as world:
-        body = {"messages": [user("go")], "stream": True}
-        async with world.http.post(f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions", json=body) as response:
+        async with world.http.post(address(world), json=STREAMED) as response:
             assert b'"content":' in await response.content.readany()
             assert await running(world.engines[0]) == 1
             response.close()
@@ -41,12 +49,8 @@ async def test_a_stream_that_is_dropped_ends_the_engines_request_and_is_recorded
 
 async def test_a_client_that_leaves_before_the_first_token_leaves_no_record(make_world):
     async with make_world(None, faults=Faults(first_token_seconds=30.0)) as world:
-        gone = asyncio.create_task(world.chat([user("go")]))
-        while not await running(world.engines[0]):
-            await asyncio.sleep(0.01)
-        gone.cancel()
-        while await running(world.engines[0]):
-            await asyncio.sleep(0.01)
+        await leave(world)
+        await until_idle(world)
         assert world.calls() == []
         assert (await world.control.status_async()).in_flight == 0
 
@@ -78,34 +82,19 @@ async def test_one_of_two_followers_that_leaves_takes_nothing_from_the_other(mak
 
 async def test_who_asks_again_while_the_dropped_call_is_being_recorded_goes_on_from_it(make_world):
     """As after the death of a worker between client and owner: the same request is back before its record is."""
-    disk = ThreadPoolExecutor(1)
     async with make_world(lambda prompt: "word " * 30, faults=Faults(token_seconds=0.005)) as world:
-        may_record, asked, record = threading.Event(), asyncio.Event(), world.store.record_call
-        loop = asyncio.get_running_loop()
-
-        def slow_disk(call, payload):
-            loop.call_soon_threadsafe(asked.set)
-            may_record.wait(30)
-            return record(call, payload).result()
-
-        world.store.record_call = lambda call, payload: disk.submit(slow_disk, call, payload)
-        try:
-            body = {"model": "policy", "messages": [user("go")], "stream": True}
-            async with world.http.post(f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions", json=body) as response:
+        with slow_disk(world.store) as (asked, may_record):
+            async with world.http.post(address(world), json=STREAMED) as response:
                 await response.content.readany()
                 response.close()
             await asked.wait()
-            again = asyncio.create_task(
-                world.http.post(f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions", json=body)
-            )
+            again = asyncio.create_task(world.http.post(address(world), json=STREAMED))
             await asyncio.sleep(0.05)
             assert not again.done()
             may_record.set()
             async with await again as response:
                 assert response.status == 200
                 assert (await response.read()).endswith(b"data: [DONE]\n\n")
-        finally:
-            may_record.set()
         await until(lambda: world.calls()[-1].delivered)
         cut, whole = world.calls()
         assert (cut.finish_reason, cut.delivered) == ("abort", False)
@@ -115,12 +104,11 @@ async def test_who_asks_again_while_the_dropped_call_is_being_recorded_goes_on_f
 
 async def test_a_call_that_lingers_is_one_call_for_the_client_that_comes_back(make_world):
     async with make_world(lambda prompt: "word " * 30, faults=Faults(token_seconds=0.005), linger_limit=60.0) as world:
-        body = {"model": "policy", "messages": [user("go")], "stream": True}
-        async with world.http.post(f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions", json=body) as response:
+        async with world.http.post(address(world), json=STREAMED) as response:
             await response.content.readany()
             await world.engines[0].pause()
             response.close()
-        again = asyncio.create_task(world.http.post(f"{world.url}/r/{mint(SECRET, 'r0', 1)}/v1/chat/completions", json=body))
+        again = asyncio.create_task(world.http.post(address(world), json=STREAMED))
         async with await again as response:
             await response.content.readany()
             await world.engines[0].resume()
@@ -132,10 +120,7 @@ async def test_a_call_that_lingers_is_one_call_for_the_client_that_comes_back(ma
 
 async def test_a_call_that_lingers_to_its_end_is_replayed_to_who_comes_back(make_world):
     async with make_world(lambda prompt: "only one", faults=Faults(token_seconds=0.01), linger_limit=60.0) as world:
-        gone = asyncio.create_task(world.chat([user("go")]))
-        while not await running(world.engines[0]):
-            await asyncio.sleep(0.01)
-        gone.cancel()
+        await leave(world)
         await until(world.calls)
         assert not world.calls()[0].delivered
         status, reply = await world.chat([user("go")])
@@ -145,22 +130,14 @@ async def test_a_call_that_lingers_to_its_end_is_replayed_to_who_comes_back(make
 
 async def test_a_call_that_nobody_comes_back_for_ends_when_it_has_lingered(make_world):
     async with make_world(None, faults=Faults(first_token_seconds=60.0), linger_limit=0.05) as world:
-        gone = asyncio.create_task(world.chat([user("go")]))
-        while not await running(world.engines[0]):
-            await asyncio.sleep(0.01)
-        gone.cancel()
-        while await running(world.engines[0]):
-            await asyncio.sleep(0.01)
+        await leave(world)
+        await until_idle(world)
         assert world.calls() == []
 
 
 async def test_a_seal_waits_for_no_call_that_only_lingers(make_world):
     async with make_world(None, faults=Faults(first_token_seconds=600.0), linger_limit=600.0, seal_limit=600.0) as world:
-        gone = asyncio.create_task(world.chat([user("go")]))
-        while not await running(world.engines[0]):
-            await asyncio.sleep(0.01)
-        gone.cancel()
-        await asyncio.wait([gone])
+        await asyncio.wait([await leave(world)])
         report = await asyncio.wait_for(world.control.seal_async("r0", 1), 30)  # not the call's ten minutes
         assert report.sealed and report.calls == 0
         assert not await running(world.engines[0])

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from gateway_world import SECRET
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from route_parts import filled
@@ -17,7 +18,6 @@ from whippletree.gateway.dialects.registry import DIALECTS
 from whippletree.gateway.keys import control_key, mint
 from whippletree.types import Sampling
 
-SECRET = bytes(range(32))
 KEY = mint(SECRET, "r0", 1)
 KEYS = [KEY, KEY, KEY, "", "intercepted", KEY[:-1], mint(SECRET, "gone", 1), "wt-", "wt-.", "wt-W10.x", "wtc-x", "é", "a b"]
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"]

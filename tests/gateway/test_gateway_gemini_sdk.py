@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from gateway_world import SECRET
 from google import genai
 from google.genai import errors, types
 
@@ -11,7 +12,6 @@ from whippletree.engines.scripted import Faults
 from whippletree.gateway.keys import mint
 from whippletree.rendering import RenderingConfig, load_renderer
 
-SECRET = bytes(range(32))
 BASH = types.FunctionDeclaration(
     name="bash",
     description="run",

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
+from gateway_world import SECRET, user
 
 from whippletree.engines.scripted import Faults, ScriptedEngine
 from whippletree.errors import AlignmentError, EngineUnavailable
@@ -14,12 +15,6 @@ from whippletree.gateway.routing import StickyRouter
 from whippletree.gateway.sources import Sampled, check_alignment
 from whippletree.protocols import ReplicaView, RoutedCall
 from whippletree.types import RequestedSampling, Sampling, TokenChunk, VersionSpan, WeightUpdate
-
-SECRET = bytes(range(32))
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 def engine(**settings):
@@ -89,6 +84,29 @@ async def test_when_no_engine_answers_for_too_long_the_harness_is_told_to_come_b
         health = (await world.control.status_async()).engines[0]
         assert not health.answering
         assert "unavailable" in health.last_error
+
+
+async def test_a_seal_says_why_the_last_call_got_no_answer(make_world):
+    async with make_world(lambda prompt: "hello", engine_wait_limit=0.3) as world:
+        assert (await world.chat([user("one")]))[0] == 200
+        world.engines[0].faults = Faults(unavailable=10**6)
+        assert (await world.chat([user("two")]))[0] == 503
+        report = await world.control.seal_async("r0", 1)
+        assert report.calls == 1 and "unavailable" in report.unanswered
+
+
+@pytest.mark.parametrize("back", [True, False])
+async def test_a_call_that_waits_for_an_engine_when_its_attempt_is_sealed_is_told(make_world, back):
+    async with make_world(lambda prompt: "hello", faults=Faults(unavailable=10**6)) as world:
+        waiting = asyncio.create_task(world.chat([user("go")]))
+        while not (await world.control.status_async()).engines[0].last_error:
+            await asyncio.sleep(0.01)
+        if back:
+            world.engines[0].faults = Faults()
+            assert (await waiting)[0] == 200
+        report = await world.control.seal_async("r0", 1, limit=0.05)
+        assert bool(report.unanswered) == (not back) and report.calls == back
+        waiting.cancel()
 
 
 async def test_time_spent_held_does_not_count_as_waiting_for_an_engine(make_world):

@@ -3,13 +3,10 @@
 import json
 
 import pytest
+from gateway_world import user
 
 from whippletree.errors import StoreError
 from whippletree.gateway.history import conversation, offered_tools, stored_request
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 async def test_a_conversation_is_that_of_the_prompt_however_many_calls_brought_it(make_direct):

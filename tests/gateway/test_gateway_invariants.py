@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from direct import direct
+from gateway_world import user
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -45,10 +46,6 @@ class Fed(ScriptedEngine):
                 yield TokenChunk(token_ids=chunk.token_ids, logprobs=[], policy_version=0)
                 return
             yield chunk
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 class Harness:

@@ -4,13 +4,12 @@ import stat
 import threading
 
 import pytest
+from gateway_world import SECRET
 from hypothesis import given
 from hypothesis import strategies as st
 
 from whippletree.errors import ConfigurationError, RequestError
 from whippletree.gateway.keys import control_key, is_control_key, load_secret, mint, verify
-
-SECRET = bytes(range(32))
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",))), st.integers(1, 10**6))

@@ -3,13 +3,10 @@
 import asyncio
 
 import pytest
+from gateway_world import user
 
 from whippletree.engines.scripted import Faults, ScriptedEngine
 from whippletree.types import Sampling, TokenChunk
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 def endless(prompt):

@@ -137,6 +137,25 @@ def test_of_a_summary_between_marks_the_marks_and_what_was_thought_may_be_left_o
     assert found(lineage, [SYSTEM, user("I think.")]).cause != "compaction"
 
 
+def test_a_summary_behind_turns_that_were_kept_is_found_where_others_went_on_from_them():
+    lineage = Lineage()
+    kept = [SYSTEM, USER, assistant("a"), user("out")]
+    first = grow(lineage, kept[:2], [1, 2], [3], kept[2])
+    compacted = [*kept, user(f"So far: {LONG}"), assistant("b")]
+
+    def summary(messages):
+        return lineage.summary_after(first, messages, [form(message) for message in messages])
+
+    second = grow(lineage, kept, [1, 2, 3, 4], [5], assistant("b"), base_call_id=first.call.call_id)
+    asked = [*kept, assistant("b"), user("sum up")]
+    told = grow(lineage, asked, [1, 2, 3, 4, 5, 6], [7], assistant(LONG), base_call_id=second.call.call_id)
+    assert summary(compacted) == told.call.call_id
+    assert summary([*kept[:3], assistant(LONG), user("go on")]) == told.call.call_id  # the summary is a turn itself
+    assert summary([*kept, user("another way")]) == ""  # a branch without one
+    assert summary([*kept, assistant("b"), user(f"So far: {LONG}")]) == ""  # nothing was left out before the turn
+    assert summary([*asked, assistant(LONG), user("go on")]) == ""
+
+
 def test_no_compaction_is_seen_where_there_is_none():
     lineage = Lineage()
     first = grow(lineage, [SYSTEM, USER], [1, 2], [3], assistant(LONG))

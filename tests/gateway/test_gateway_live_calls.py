@@ -24,6 +24,19 @@ def begin(sample, record):
     return live
 
 
+def begin_endless():
+    """A call that samples for ever, and what its record is told: whether it is complete."""
+    told = []
+
+    async def sample(live):
+        await asyncio.sleep(60)
+
+    async def record(complete):
+        told.append(complete)
+
+    return begin(sample, record), told
+
+
 async def recorded(complete):
     return REPLY
 
@@ -71,15 +84,7 @@ async def test_done_resolves_only_after_the_record():
 
 
 async def test_the_last_follower_that_leaves_ends_the_call_and_its_record_says_so():
-    told = []
-
-    async def sample(live):
-        await asyncio.sleep(60)
-
-    async def record(complete):
-        told.append(complete)
-
-    live = begin(sample, record)
+    live, told = begin_endless()
     live.join()
     live.join()
     await asyncio.sleep(0.01)
@@ -93,15 +98,7 @@ async def test_the_last_follower_that_leaves_ends_the_call_and_its_record_says_s
 
 
 async def test_a_call_that_lingers_is_abandoned_only_when_nobody_has_come_back_in_time():
-    told = []
-
-    async def sample(live):
-        await asyncio.sleep(60)
-
-    async def record(complete):
-        told.append(complete)
-
-    live = begin(sample, record)
+    live, told = begin_endless()
     live.join()
     live.leave(0.02)
     live.join()  # came back

@@ -9,19 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from readers import Counts, read_whole
+from turns import CALL
 
 from whippletree.errors import RequestError
 from whippletree.gateway.dialects import ReplyHead, Target, signatures
 from whippletree.gateway.dialects.messages import MessagesDialect
 from whippletree.gateway.lineage import normal_form, reply_message
-from whippletree.types import Call, CallTimes, Media, Message, ParsedMessage, RequestedSampling, Sampling, ToolCall
+from whippletree.types import Media, Message, ParsedMessage, RequestedSampling, ToolCall
 
 DIALECT = MessagesDialect()
 HEAD = ReplyHead(call_id="c-12", model="policy", created=1700000000, prompt_tokens=7)
-CALL = Call(
-    call_id="c-12", rollout_id="r", attempt=1, index=0, digest="d", prompt_tokens=7, sampled_tokens=5, finish_reason="stop",
-    times=CallTimes(received=0.0), sampling=Sampling(), cached_tokens=3,
-)  # fmt: skip
 HI = [{"role": "user", "content": "hi"}]
 
 

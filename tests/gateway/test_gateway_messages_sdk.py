@@ -5,11 +5,11 @@ import json
 
 import anthropic
 import pytest
+from gateway_world import SECRET
 
 from whippletree.gateway.keys import mint
 from whippletree.rendering import RenderingConfig, load_renderer
 
-SECRET = bytes(range(32))
 BASH = [
     {"name": "bash", "description": "run", "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}}}
 ]

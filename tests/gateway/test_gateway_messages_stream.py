@@ -3,30 +3,26 @@
 import json
 
 import anthropic
-import httpx2
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from official import put_together
 from readers import events, read_stream, read_whole
+from turns import CALL, written
 
 from whippletree.errors import RequestError
 from whippletree.gateway.dialects import ReplyHead, signatures
 from whippletree.gateway.dialects.messages import MessagesDialect
 from whippletree.protocols import StreamDelta
-from whippletree.types import Call, CallTimes, ParsedMessage, Sampling, ToolCall
+from whippletree.types import ParsedMessage, ToolCall
 
 DIALECT = MessagesDialect()
 HEAD = ReplyHead(call_id="c-12", model="policy", created=1700000000, prompt_tokens=7)
-CALL = Call(
-    call_id="c-12", rollout_id="r", attempt=1, index=0, digest="d", prompt_tokens=7, sampled_tokens=5, finish_reason="stop",
-    times=CallTimes(received=0.0), sampling=Sampling(), cached_tokens=3,
-)  # fmt: skip
 
 
 def stream(deltas, message, head=HEAD):
-    writer = DIALECT.stream(head)
-    return b"".join([*(writer.delta(delta) for delta in deltas), writer.end(CALL, message)])
+    return written(DIALECT, head, deltas, message)
 
 
 def names(data):
@@ -92,22 +88,6 @@ def test_the_official_client_reads_the_same_from_stream_and_whole_reply(turn, si
         deltas = [delta for delta in deltas if delta.tool_index < 0]
     whole = anthropic.types.Message.model_validate_json(DIALECT.reply(HEAD, CALL, message))
     assert put_together(stream(deltas, message), size) == whole
-
-
-def put_together(data, size):
-    """What the official client makes of a stream that comes in pieces of `size` bytes."""
-
-    def serve(request):
-        pieces = (data[place : place + size] for place in range(0, len(data), size))
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=pieces)
-
-    with (
-        httpx2.Client(transport=httpx2.MockTransport(serve)) as http,
-        anthropic.Anthropic(api_key="k", base_url="http://gateway", http_client=http) as client,
-        client.messages.stream(model="policy", max_tokens=9, messages=[{"role": "user", "content": "x"}]) as received,
-    ):
-        final = received.get_final_message()
-    return anthropic.types.Message.model_validate(final.to_dict())
 
 
 def test_blocks_open_and_close_one_after_the_other():

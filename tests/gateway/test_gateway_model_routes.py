@@ -3,13 +3,13 @@
 import json
 
 import pytest
+from gateway_world import SECRET
 from route_parts import REQUESTS, filled, path_of
 
 from whippletree.engines.scripted import Faults
 from whippletree.gateway.dialects.registry import DIALECTS
 from whippletree.gateway.keys import mint
 
-SECRET = bytes(range(32))
 KEY = mint(SECRET, "r0", 1)
 
 

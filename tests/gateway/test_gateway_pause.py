@@ -3,13 +3,10 @@
 import asyncio
 
 import numpy as np
+from gateway_world import user
 
 from whippletree.engines.scripted import Faults, ScriptedEngine
 from whippletree.types import Sampling, VersionSpan, WeightUpdate
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 def endless(prompt):

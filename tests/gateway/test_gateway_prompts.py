@@ -1,15 +1,12 @@
 """Prompt ids: where a request goes on from recorded ids, and where it cannot."""
 
 import pytest
+from gateway_world import user
 
 from whippletree.engines.scripted import ScriptedEngine
 from whippletree.rendering import RenderingConfig, load_renderer
 
 THINKING = "<think>I wonder.</think>the answer"
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 @pytest.fixture

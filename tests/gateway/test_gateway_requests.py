@@ -2,6 +2,7 @@
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from gateway_world import SECRET
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,6 @@ from whippletree.gateway.dialects.registry import DIALECTS
 from whippletree.gateway.keys import control_key, mint
 from whippletree.gateway.requests import dialect_of, flag, is_control, request_key, seconds, shown
 
-SECRET = bytes(range(32))
 KEY, OTHER = mint(SECRET, "r0", 1), mint(SECRET, "r1", 1)
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from gateway_world import user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,10 +20,6 @@ PNG = "data:image/png;base64,iVBORw0KGgo="
 
 def parse(items, **body):
     return DIALECT.parse(json.dumps({"input": items, **body}).encode(), Target())
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 def called(name, call_id="c1", **fields):

@@ -5,12 +5,12 @@ import json
 
 import openai
 import pytest
+from gateway_world import SECRET
 
 from whippletree.gateway.dialects.responses_ids import call_of_response
 from whippletree.gateway.keys import mint
 from whippletree.types import Sampling
 
-SECRET = bytes(range(32))
 BASH = {
     "type": "function",
     "name": "bash",

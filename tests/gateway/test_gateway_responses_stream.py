@@ -12,6 +12,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from readers import events, read_stream, read_whole, strip_logprobs
+from turns import by_character, in_pieces
 
 from whippletree.errors import RequestError
 from whippletree.gateway.dialects import ReplyHead, Target, TokenText
@@ -54,23 +55,9 @@ def head(input="hi", **body):
     return ReplyHead(call_id="c-5d1f", model="policy", created=1700000000, request=request, prompt_tokens=7)
 
 
-def deltas(message, size):
-    """A turn in pieces of `size` characters, names and ids first."""
-
-    def cut(text):
-        return [text[place : place + size] for place in range(0, len(text), size)]
-
-    found = [StreamDelta(reasoning=text) for text in cut(message.reasoning)]
-    found += [StreamDelta(content=text) for text in cut(message.content)]
-    for place, call in enumerate(message.tool_calls):
-        found.append(StreamDelta(tool_index=place, tool_id=call.id, tool_name=call.name))
-        found += [StreamDelta(tool_index=place, arguments=text) for text in cut(call.arguments)]
-    return found
-
-
 def streamed(message, size=1, tokens=(), **body):
     writer = DIALECT.stream(head(**body))
-    return b"".join(writer.delta(delta) for delta in deltas(message, size)) + writer.end(CALL, message, tokens)
+    return b"".join(writer.delta(delta) for delta in in_pieces(message, size)) + writer.end(CALL, message, tokens)
 
 
 def sdk_events(data):
@@ -285,7 +272,7 @@ def test_a_summary_is_one_item_and_a_silent_stream_before_it():
     message = ParsedMessage(reasoning="hm", content=" we did a \n")
     compacts = head([{"role": "user", "content": "hi"}, {"type": "compaction_trigger"}])
     writer = DIALECT.stream(compacts)
-    pieces = [writer.delta(delta) for delta in deltas(message, 1)]
+    pieces = [writer.delta(delta) for delta in by_character(message)]
     assert len(events(pieces[0])) == 2  # the opening
     assert set(pieces[1:]) == {DIALECT.keepalive}
     data = b"".join(pieces) + writer.end(CALL, message)

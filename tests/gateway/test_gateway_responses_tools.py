@@ -6,18 +6,15 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from turns import CALL
 
 from whippletree.errors import RequestError
 from whippletree.gateway.dialects import ReplyHead, Target
 from whippletree.gateway.dialects.responses import ResponsesDialect
 from whippletree.gateway.dialects.responses_tools import Toolbox, flat_name
-from whippletree.types import Call, CallTimes, ParsedMessage, Sampling, ToolCall
+from whippletree.types import ParsedMessage, ToolCall
 
 DIALECT = ResponsesDialect()
-CALL = Call(
-    call_id="c-12", rollout_id="r", attempt=1, index=0, digest="d", prompt_tokens=7, sampled_tokens=5, finish_reason="stop",
-    times=CallTimes(received=0.0), sampling=Sampling(),
-)  # fmt: skip
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
 BASH = {"type": "function", "name": "bash", "parameters": {"type": "object", "properties": {}}, "strict": True}
 

@@ -2,21 +2,11 @@
 
 import asyncio
 
+from gateway_world import SECRET, until, user
+
 from whippletree.engines.scripted import Faults
 from whippletree.gateway.keys import mint
 from whippletree.types import Sampling
-
-SECRET = bytes(range(32))
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-async def until(condition):
-    """Wait until `condition()` holds; the test's own time limit ends a wait in vain."""
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def test_an_equal_request_joins_the_one_under_way(make_world):

@@ -3,14 +3,11 @@
 import asyncio
 
 import pytest
+from gateway_world import user
 
 from whippletree.engines.scripted import Faults, ScriptedEngine
 from whippletree.errors import RequestError
 from whippletree.types import Sampling, WeightUpdate
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 async def under_way(world, count=1):

@@ -4,15 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from gateway_world import user
 
 from whippletree.gateway.history import stored_request
 from whippletree.types import Sampling
 
 LISTING = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 async def test_a_conversation_goes_on_from_the_recorded_ids(make_world):
@@ -130,12 +127,12 @@ async def test_stored_requests_grow_with_the_new_messages_only(make_world):
 
 
 @pytest.mark.parametrize("name", ["base", "par", "textmode", "badargs"])
-async def test_recorded_sessions_of_mini_swe_agent(make_world, recording, name):
+async def test_recorded_sessions_of_mini_swe_agent(make_world, recordings, name):
     """The recorded requests, with our replies where the recorded ones had been: every request that keeps them goes on."""
     texts = iter([f"I will write the file.{LISTING}", "second", "third", "fourth", "fifth"])
     async with make_world(lambda prompt: next(texts), context=100_000) as world:
         said = []
-        for exchange in recording(name):
+        for exchange in recordings(f"mini-swe-agent.{name}"):
             body = exchange["body"]
             replies = iter(said)
             messages = [next(replies) if item["role"] == "assistant" else item for item in body["messages"]]

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from aiohttp import ClientSession
+from gateway_world import SECRET, user
 
 from whippletree.errors import RequestError
 from whippletree.gateway.keys import AttemptKey
@@ -13,12 +14,7 @@ from whippletree.gateway.server import Parts, serving
 from whippletree.gateway.session import load_session
 from whippletree.types import Sampling
 
-SECRET = bytes(range(32))
 CALL = '<tool_call>{"name": "bash", "arguments": {"command":  "ls"}}</tool_call>'
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 async def converse(world, messages, turns):

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import openai
 import pytest
+from gateway_world import SECRET, user
 
 from whippletree.engines.scripted import Faults
 from whippletree.errors import RequestError
@@ -18,12 +19,7 @@ from whippletree.gateway.settling import Presence
 from whippletree.gateway.wire import RolloutReport, SessionRequest
 from whippletree.types import CauseClass, Sampling
 
-SECRET = bytes(range(32))
 CONTROL = {"Authorization": f"Bearer {control_key(SECRET)}"}
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 async def talk(opened, *texts, base_url=None):
@@ -234,8 +230,8 @@ async def test_a_session_expires_when_its_last_call_is_too_long_ago(make_world):
 
 async def test_a_session_with_a_long_call_under_way_does_not_expire(make_world):
     async with make_world(lambda prompt: "hi", session_ttl=0.3) as world:
-        opened = await world.control.open_session_async()
         await world.control.hold_async()
+        opened = await world.control.open_session_async()
         pending = asyncio.create_task(talk(opened, "go"))
         await asyncio.sleep(1.0)
         assert world.store.rollout(opened.session_id).state == "running"

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from gateway_world import user
 
 from whippletree.engines.scripted import ScriptedEngine
 from whippletree.errors import EngineError, EngineUnavailable
@@ -11,10 +12,6 @@ from whippletree.rendering import RenderingConfig, load_renderer
 from whippletree.types import EngineReport
 
 TEXT_ONLY = {"scripted": EngineReport(grade="text", logprobs="none")}
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 def assistant(text):

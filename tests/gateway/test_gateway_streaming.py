@@ -1,23 +1,17 @@
 """Streams over real HTTP, read by the official SDK, byte by byte, and around slow engines."""
 
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 import openai
 import pytest
+from gateway_world import SECRET, slow_disk, user
 
 from whippletree.engines.scripted import Faults
 from whippletree.gateway.keys import mint
 
-SECRET = bytes(range(32))
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 ANSWER = '<think>I wonder.</think>Grüße 🙂 I look.<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 def key(rollout="r0"):
@@ -112,18 +106,8 @@ async def test_a_silent_stream_carries_comments(make_world):
 
 
 async def test_the_terminal_event_waits_until_the_store_has_the_call(make_world):
-    disk = ThreadPoolExecutor(1)
     async with make_world(lambda prompt: "hello") as world, AsyncExitStack() as stack:
-        may_record, asked, record = threading.Event(), asyncio.Event(), world.store.record_call
-        loop = asyncio.get_running_loop()
-
-        def slow_disk(call, payload):
-            loop.call_soon_threadsafe(asked.set)
-            may_record.wait(30)
-            return record(call, payload).result()
-
-        world.store.record_call = lambda call, payload: disk.submit(slow_disk, call, payload)
-        stack.callback(may_record.set)
+        asked, may_record = stack.enter_context(slow_disk(world.store))
         body = {"messages": [user("go")], "stream": True}
         async with world.http.post(f"{world.url}/r/{key()}/v1/chat/completions", json=body) as response:
             await asked.wait()

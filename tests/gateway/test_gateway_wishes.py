@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from gateway_world import user
 
 from whippletree.engines.scripted import ScriptedEngine
 from whippletree.gateway.turns import message_of
@@ -10,10 +11,6 @@ from whippletree.types import EngineReport, Sampling
 
 ARGUMENTS = '{"command": "ls"}'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 async def test_sampling_ends_at_a_stop_string_and_the_engine_is_told(make_direct):

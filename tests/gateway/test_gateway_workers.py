@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from gateway_world import user
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,10 +90,6 @@ def fleet(tmp_path: Path, model_dir: Path, request: pytest.FixtureRequest) -> It
     yield made
     made.process.terminate()
     assert made.process.wait(30) == 0
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 async def test_whatever_the_port_the_rollouts_owner_answers_and_calls_go_on_from_each_other(fleet: Fleet):

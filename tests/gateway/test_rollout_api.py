@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from gateway_world import SECRET
 
 from whippletree.engines.scripted import Faults
 from whippletree.gateway.keys import control_key, mint
 from whippletree.gateway.rollout_api.operations import OPERATIONS
 from whippletree.types import CauseClass
 
-SECRET = bytes(range(32))
 KEY = {"Authorization": f"Bearer {control_key(SECRET)}"}
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from gateway_world import SECRET
 
 from whippletree.errors import RequestError
 from whippletree.gateway.keys import control_key
 from whippletree.gateway.rollout_api.client import RolloutClient
 from whippletree.gateway.rollout_api.wire import RolloutDraft
 from whippletree.types import CauseClass
-
-SECRET = bytes(range(32))
 
 
 async def test_a_trainer_and_a_controller_elsewhere(make_world: Callable[..., Any]) -> None:

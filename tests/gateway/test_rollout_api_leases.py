@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from gateway_world import SECRET
 
 from whippletree.engines.scripted import Faults
 from whippletree.errors import RequestError
@@ -18,7 +19,6 @@ from whippletree.gateway.rollout_api.wire import RolloutDraft
 from whippletree.store import RecordStore
 from whippletree.types import CauseClass
 
-SECRET = bytes(range(32))
 KEY = {"Authorization": f"Bearer {control_key(SECRET)}"}
 LONG = 600.0  # seconds; only a lease that was moved runs out
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from gateway_world import SECRET
 
 from whippletree.engines.config import Faults, ScriptedConfig
 from whippletree.engines.scripted_server import ScriptedServer
@@ -16,7 +17,6 @@ from whippletree.gateway.keys import control_key
 from whippletree.gateway.replicas import Replicas
 from whippletree.gateway.rollout_api.endpoints import Endpoints
 
-SECRET = bytes(range(32))
 KEY = {"Authorization": f"Bearer {control_key(SECRET)}"}
 HELLO = [{"role": "user", "content": "?"}]
 

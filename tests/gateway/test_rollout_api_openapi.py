@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 import schemathesis
+from gateway_world import SECRET
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -30,8 +31,6 @@ from whippletree.gateway.rollout_api.operations import OPERATIONS, document
 from whippletree.gateway.rollout_api.service import LONGEST_WAIT
 from whippletree.gateway.server import Parts, serving
 from whippletree.store import open_store
-
-SECRET = bytes(range(32))
 
 
 def without_security(found: dict[str, Any]) -> dict[str, Any]:

@@ -38,13 +38,7 @@ def turns(draw, arguments=OBJECTS, texts=TEXTS):
     return ParsedMessage(content=draw(texts), reasoning=draw(texts), tool_calls=tool_calls, finish_reason=finish)
 
 
-def cut(message, data):
-    """Deltas of a turn, its texts cut anywhere."""
-
-    def pieces(text):
-        places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=3)))
-        return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True) if text[a:b]]
-
+def _deltas(message, pieces):
     deltas = [StreamDelta(reasoning=piece) for piece in pieces(message.reasoning)]
     deltas += [StreamDelta(content=piece) for piece in pieces(message.content)]
     for index, call in enumerate(message.tool_calls):
@@ -53,13 +47,24 @@ def cut(message, data):
     return deltas
 
 
+def cut(message, data):
+    """Deltas of a turn, its texts cut anywhere."""
+
+    def pieces(text):
+        places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=3)))
+        return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True) if text[a:b]]
+
+    return _deltas(message, pieces)
+
+
+def in_pieces(message, size):
+    """Deltas of a turn, its texts in pieces of `size` characters."""
+    return _deltas(message, lambda text: [text[place : place + size] for place in range(0, len(text), size)])
+
+
 def by_character(message):
     """Deltas of a turn, one for each character."""
-    deltas = [StreamDelta(reasoning=c) for c in message.reasoning] + [StreamDelta(content=c) for c in message.content]
-    for index, call in enumerate(message.tool_calls):
-        deltas.append(StreamDelta(tool_index=index, tool_id=call.id, tool_name=call.name))
-        deltas += [StreamDelta(tool_index=index, arguments=c) for c in call.arguments]
-    return deltas
+    return in_pieces(message, 1)
 
 
 def written(dialect, reply_head, deltas, message, tokens=()):

@@ -15,11 +15,11 @@ RECORDS = Path(__file__).parent / "records"
 KEY = "wt-secret"
 
 
-def attempt(**settings: object) -> AttemptSpec:
+def attempt(instruction: str = "Say \u201chi\u201d; $HOME stays as it is.", /, **settings: object) -> AttemptSpec:
     return AttemptSpec(
         rollout_id="r",
         attempt=1,
-        instruction="Say \u201chi\u201d; $HOME stays as it is.",
+        instruction=instruction,
         base_url="http://127.0.0.1:8000/v1",
         api_key=KEY,
         model="policy",

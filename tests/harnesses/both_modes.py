@@ -7,10 +7,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from model_stub import ModelStub
+from model_stub import ModelStub, bash, raw
 
 from whippletree import sandboxes
 from whippletree.protocols import AttemptSpec, Harness, HarnessResult, PoolHarness
+
+DONE = "printf '%s\\n' \"${DONE_MESSAGE:-submitted}\"; echo 42"
+SECRET = "wt-secret-key"
+TROUBLES = [
+    bash("echo code is 42 > note; cat note"),
+    bash("kill -9 $$"),
+    raw('{"command": "ls'),
+    raw('{"command": "ls"}', name="python"),
+    bash("printf 'a\\r\\nb\\377'; exit 3", 'env | grep -c "KEY=."'),
+    bash("echo slow; sleep 30"),
+]
+"""Turns of a model after which a harness with a bash tool goes on."""
 
 
 def spec_for(box: sandboxes.Box, stub: ModelStub, key: str, output: Path, inside: bool = False, **settings: Any) -> AttemptSpec:

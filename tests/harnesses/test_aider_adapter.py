@@ -91,3 +91,14 @@ def test_its_log_is_told_answer_by_answer(aider: Aider) -> None:
     refused = read_trajectory(aider.account("", {LOG: (RECORDS / "refused.txt").read_bytes()}) or b"")
     assert [step.source for step in refused.steps] == ["system"]
     assert aider.account("", {}) is None
+
+
+def test_reasoning_is_told_apart_from_the_answer(aider: Aider) -> None:
+    """Its log has both under one role, the reasoning between marks."""
+    mark = "thinking-content-7bbeb8e1441453ad999a0bbba8a46d4b"
+    said = f"<{mark}>\n\nfirst\n\nsecond\n\n</{mark}>\n\nI write it.\n\nout.txt\n```\namber\n```"
+    lines = "\n".join(f"ASSISTANT {line}" for line in said.split("\n"))
+    log = f"TO LLM 2026-11-30T06:56:48\n-------\nUSER go\nLLM RESPONSE 2026-11-30T06:56:49\n{lines}\n".encode()
+    (step,) = [step for step in read_trajectory(aider.account("", {LOG: log}) or b"").steps if step.source == "agent"]
+    assert (step.message, step.reasoning_content) == ("I write it.\n\nout.txt\n```\namber\n```", "first\n\nsecond")
+    assert aider.result(0, "", log).steps == 1

@@ -6,33 +6,21 @@ import json
 import os
 import sys
 import venv
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from adapter_parts import KEY, attempt
 
 from whippletree.errors import ConfigurationError, HarnessError
 from whippletree.harnesses import callable_context, load_harness
 from whippletree.harnesses.python_callable import FOLDER, PythonCallable
-from whippletree.protocols import AttemptSpec, ConfiguredHarness, HarnessResult, PoolHarness, SandboxHandle
+from whippletree.protocols import ConfiguredHarness, HarnessResult, PoolHarness, SandboxHandle
 from whippletree.traces.atif import Agent, Step, Trajectory
 
-KEY = "wt-secret-key"
-SPEC = AttemptSpec(
-    rollout_id="r0",
-    attempt=1,
-    instruction="go",
-    base_url="http://127.0.0.1:8000/v1",
-    api_key=KEY,
-    model="policy",
-    workdir="/app",
-    output_dir="/host/run/r0",
-)
-
-
-def spec(**settings: Any) -> AttemptSpec:
-    return msgspec.structs.replace(SPEC, settings=settings)
+spec = partial(attempt, "go")
 
 
 def test_it_runs_in_pools_and_processes() -> None:
@@ -75,7 +63,7 @@ def test_its_folder_and_its_python_are_shown(tmp_path: Path, monkeypatch: pytest
         ({}, "function is missing"),
         ({"function": "agent"}, 'write it as "module:function"'),
         ({"function": "agent:sol ve"}, 'write it as "module:function"'),
-        ({"function": "a:b", "step_limit": -1}, "step_limit is at least 0"),
+        ({"function": "a:b", "step_limit": -1}, "step_limit: Expected `int` >= 0"),
         ({"function": "a:b", "functoin": 1}, "function"),
         ({"function": "a:b", "path": "/nowhere/at/all"}, "is no folder"),
         ({"function": "a:b", "python": "/nowhere/python"}, "there is no python"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from both_modes import as_process, spec_for
+from both_modes import SECRET, as_process, spec_for
 from model_stub import ModelStub, bash, error, text
 
 from whippletree import sandboxes
@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "own_agent")
 SETTINGS = {"function": "agent:solve", "path": EXAMPLE, "step_limit": 4}
-SECRET = "wt-secret-key"
 
 ODD = """
 import asyncio, openai

@@ -22,6 +22,9 @@ def claude(tmp_path: Path) -> ClaudeCode:
     return placed(ClaudeCode, tmp_path)
 
 
+CUT = "API Error: Claude's response exceeded the 8192 output token maximum. To configure this behavior, set a variable."
+
+
 def test_a_plan_keeps_the_key_off_the_command_line_and_out_of_files(claude: ClaudeCode) -> None:
     plan = claude.plan(attempt(system_prompt="S", system_append="A"))
     assert not any(KEY in word for word in plan.argv) and not any(KEY in text for _, text in plan.files)
@@ -81,6 +84,11 @@ def said(**fields: object) -> str:
             1,
             said(is_error=True, num_turns=1, result="API Error: 500"),
             HarnessResult(exit_status="ApiError", steps=1, message="API Error: 500", crashed=True),
+        ),
+        (
+            1,
+            said(is_error=True, num_turns=2, result=CUT),
+            HarnessResult(exit_status="OutputLimit", steps=2, message=CUT, ran_out="budget"),
         ),
         (
             0,  # the exit code and the subtype lie, is_error does not

@@ -101,6 +101,7 @@ def item(kind: str, text: str = "") -> dict[str, object]:
 WARNED = item("error", "Model metadata for `policy` not found.")
 DONE = {"type": "turn.completed", "usage": {"input_tokens": 10, "output_tokens": 2}}
 OVERFLOW = "Codex ran out of room in the model's context window. Start a new thread."
+CUT = "Incomplete response returned, reason: max_output_tokens"
 FAILED = {"type": "turn.failed", "error": {"message": "high demand"}}
 
 
@@ -121,6 +122,11 @@ FAILED = {"type": "turn.failed", "error": {"message": "high demand"}}
             1,
             events({"type": "turn.failed", "error": {"message": OVERFLOW}}),
             HarnessResult(exit_status="ContextWindowExceeded", steps=1, message=OVERFLOW, ran_out="budget"),
+        ),
+        (
+            1,
+            events({"type": "turn.failed", "error": {"message": CUT}}),
+            HarnessResult(exit_status="OutputLimit", steps=1, message=CUT, ran_out="budget"),
         ),
         (1, "Error: no config", HarnessResult(exit_status="Exit1", message="Error: no config", crashed=True)),
         (0, events(WARNED), HarnessResult(exit_status="Exit0", steps=1, message=events(WARNED), crashed=True)),

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+from adapter_parts import KEY, attempt
 
 from whippletree.errors import ConfigurationError, HarnessError
 from whippletree.harnesses import load_harness
 from whippletree.harnesses.command import Command
-from whippletree.protocols import AttemptSpec, ConfiguredHarness, Harness, HarnessResult
+from whippletree.protocols import ConfiguredHarness, Harness, HarnessResult
 from whippletree.traces.atif import Agent, Step, Trajectory
 
-KEY = "wt-secret-key"
-SPEC = AttemptSpec(
-    rollout_id="r0",
-    attempt=1,
-    instruction="Say {api_key} and {model}.",
-    base_url="http://127.0.0.1:8000/v1",
-    api_key=KEY,
-    model="policy",
-    workdir="/app",
-    output_dir="/host/run/r0",
-)
-
-
-def spec(**settings: Any) -> AttemptSpec:
-    return msgspec.structs.replace(SPEC, settings=settings)
+spec = partial(attempt, "Say {api_key} and {model}.")
 
 
 def configured(**settings: Any) -> Command:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whippletree.harnesses.ends import MESSAGE_LIMIT, crashed, last_words, out_of_context, timed_out
+from whippletree.harnesses.ends import MESSAGE_LIMIT, crashed, last_words, out_of_context, timed_out, turn_too_long
 from whippletree.protocols import HarnessResult
 
 
@@ -16,4 +16,5 @@ def test_limits_are_no_crash() -> None:
     assert out_of_context(2, "too long") == HarnessResult(
         "ContextWindowExceeded", steps=2, message="too long", ran_out="budget"
     )
+    assert turn_too_long(2, "cut") == HarnessResult("OutputLimit", steps=2, message="cut", ran_out="budget")
     assert crashed("Exit1", 1, "no") == HarnessResult("Exit1", steps=1, message="no", crashed=True)

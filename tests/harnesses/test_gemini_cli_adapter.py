@@ -69,7 +69,7 @@ def test_the_last_event_and_the_exit_code_say_how_it_ended() -> None:
     )
     full = {"type": "result", "status": "error", "error": {"message": "exceeds the maximum number of tokens allowed"}}
     assert result(144, lines(init, full), None).exit_status == "ContextWindowExceeded"
-    assert result(53, lines(init, used), None) == HarnessResult(exit_status="TurnLimit", steps=2, ran_out="budget")
+    assert result(53, lines(init, used), None) == HarnessResult(exit_status="TurnLimit", steps=1, ran_out="budget")
     assert result(124, lines(init), None).ran_out == "time"
     assert result(42, "no input", None) == HarnessResult(exit_status="Exit42", crashed=True, message="no input")
 

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from functools import partial
 
 import pytest
+from adapter_parts import KEY, attempt
 
 from whippletree.configuration import field_docs
 from whippletree.errors import ConfigurationError, HarnessError
 from whippletree.harnesses import NAMES, load_harness, mini_swe_agent
 from whippletree.harnesses.config import MiniSettings
 from whippletree.harnesses.mini_swe_agent import MiniSweAgent
-from whippletree.protocols import AttemptSpec, Harness, HarnessResult, PoolHarness
+from whippletree.protocols import Harness, HarnessResult, PoolHarness
 from whippletree.traces.atif import Metrics, read_trajectory
 
-SECRET = "wt-very-secret"
-
-
-def spec(**settings: Any) -> AttemptSpec:
-    return AttemptSpec(
-        rollout_id="r",
-        attempt=1,
-        instruction='Say "hi": {{ not a template }}',
-        base_url="http://127.0.0.1:8000/v1",
-        api_key=SECRET,
-        model="policy",
-        workdir="/app",
-        output_dir="/nowhere",
-        settings=settings,
-    )
+spec = partial(attempt, 'Say "hi": {{ not a template }}')
 
 
 def test_every_name_loads_and_is_a_harness() -> None:
@@ -55,8 +42,8 @@ def test_the_plan_hides_the_key_and_carries_minis_own_configuration() -> None:
     assert plan.argv[:3] == (sys.executable, "-m", "minisweagent.run.mini")
     ((path, text),) = plan.files
     assert path in plan.argv and plan.trajectory in plan.argv
-    assert SECRET not in text and not any(SECRET in argument for argument in plan.argv)
-    assert plan.environment["OPENAI_API_KEY"] == SECRET
+    assert KEY not in text and not any(KEY in argument for argument in plan.argv)
+    assert plan.environment["OPENAI_API_KEY"] == KEY
     config = json.loads(text)
     assert config["agent"] | {"step_limit": 5, "system_template": "S", "instance_template": "{{task}}"} == config["agent"]
     assert config["run"]["task"] == spec().instruction

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from both_modes import as_process, spec_for
+from both_modes import DONE, SECRET, TROUBLES, as_process, spec_for
 from both_modes import in_pool as pool
-from model_stub import ModelStub, bash, error, raw, text
+from model_stub import ModelStub, bash, error, text
 
 from whippletree import sandboxes
 from whippletree.errors import HarnessError, SandboxError
@@ -21,9 +21,7 @@ from whippletree.protocols import AttemptSpec, HarnessResult, PoolHarness
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
-DONE = "printf '%s\\n' \"${DONE_MESSAGE:-submitted}\"; echo 42"
 FENCE = "```mswea_bash_command\n{}\n```"
-SECRET = "wt-secret-key"
 
 
 async def process(box: sandboxes.Box, spec: AttemptSpec, tmp_path: Path) -> tuple[HarnessResult, dict[str, Any]]:
@@ -34,15 +32,7 @@ async def process(box: sandboxes.Box, spec: AttemptSpec, tmp_path: Path) -> tupl
     return result, json.loads(trajectory)
 
 
-SCRIPT = [
-    bash("echo code is 42 > note; cat note"),
-    bash("kill -9 $$"),
-    raw('{"command": "ls'),
-    raw('{"command": "ls"}', name="python"),
-    bash("printf 'a\\r\\nb\\377'; exit 3", 'env | grep -c "KEY=."'),
-    bash("echo slow; sleep 30"),
-    bash(DONE),
-]
+SCRIPT = [*TROUBLES, bash(DONE)]
 
 
 async def test_both_modes_send_the_same_requests(mini: PoolHarness, stub: ModelStub, boxes: Any, tmp_path: Path) -> None:

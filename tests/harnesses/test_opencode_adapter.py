@@ -70,6 +70,9 @@ def test_settings_reach_its_configuration(opencode: OpenCode) -> None:
     assert found["agent"]["build"] == {"prompt": "S", "steps": 4, "tools": {"*": False, "bash": True}}
     assert found["compaction"]["auto"] is False and found["snapshot"] is True and "--title" not in plan.argv
     assert found["provider"]["whippletree"]["models"]["policy"]["limit"] == {"context": 9, "output": 3}
+    (plugin,) = [text for path, text in plan.files if path.endswith("/plugin/step-limit.js")]
+    assert "++calls > 4" in plugin and "whippletree: the step limit is reached" in plugin
+    assert not any("/plugin/" in path for path, _ in opencode.plan(attempt()).files)
     default = json.loads(opencode.plan(attempt()).environment["OPENCODE_CONFIG_CONTENT"])
     assert (default["agent"], default["autoupdate"], default["share"]) == ({}, False, "disabled")
     with pytest.raises(ConfigurationError, match=r"harness opencode: .*tool"):
@@ -93,6 +96,8 @@ def test_its_output_says_how_it_ended() -> None:
     assert ended(1, step).exit_status == "Exit1" and ended(1, step).crashed
     assert ended(0).exit_status == "NoTurn" and ended(0).crashed
     assert ended(124, step).ran_out == "time"
+    limit = {"type": "error", "error": {"name": "UnknownError", "data": {"message": "whippletree: the step limit is reached"}}}
+    assert ended(1, step, step, limit) == HarnessResult(exit_status="StepLimit", steps=2, ran_out="budget")
 
 
 def test_its_database_is_its_account(tmp_path: Path) -> None:

@@ -97,3 +97,14 @@ def test_its_events_are_told_response_by_response(openhands: OpenHands) -> None:
     assert openhands.account("", ending) is None
     without = read_trajectory(openhands.account("", events) or b"")
     assert [step.llm_call_count for step in without.steps if step.source == "agent"] == [1, 1]
+
+
+def test_a_summary_is_a_turn_with_its_own_counts_and_no_step(openhands: OpenHands) -> None:
+    event = {"kind": "Condensation", "source": "environment", "summary": "Both were written.", "llm_response_id": "c-1"}
+    usage = {"response_id": "c-1", "prompt_tokens": 90, "completion_tokens": 4, "cache_read_tokens": 0}
+    ending = json.dumps({"status": "finished", "usages": [], "summing_up": [usage]}).encode()
+    records = {f"{FOLDER}/conversation/8a8d/events/event-00001-a.json": json.dumps(event).encode()}
+    (step,) = read_trajectory(openhands.account("", records | {f"{FOLDER}/ending.json": ending}) or b"").steps
+    assert (step.source, step.message, step.llm_call_count) == ("agent", "Both were written.", 1)
+    assert step.metrics is not None and (step.metrics.prompt_tokens, step.metrics.completion_tokens) == (90, 4)
+    assert openhands.result(0, "", ending).steps == 0

@@ -68,6 +68,10 @@ def test_the_last_event_and_the_exit_code_say_how_it_ended() -> None:
     full = failed | {"error": {"message": "This model's maximum context length is 8192 tokens."}}
     assert (result(1, json.dumps(full), None).crashed, result(1, json.dumps(full), None).ran_out) == (False, "budget")
     assert result(53, json.dumps(failed), None).ran_out == "budget" and not result(53, "", None).crashed
+    kinds = ("system", "assistant", "assistant", "user", "assistant", "user")
+    inner = [{"type": "assistant", "parent_tool_use_id": "call_1"}, {"type": "user", "parent_tool_use_id": "call_1"}]
+    limited = "\n".join(map(json.dumps, [*({"type": kind} for kind in kinds), *inner]))
+    assert result(53, limited, None) == HarnessResult(exit_status="TurnLimit", steps=2, ran_out="budget")
     assert result(124, "", None).ran_out == "time"
     assert result(139, "Segmentation fault", None) == HarnessResult(
         exit_status="Exit139", crashed=True, message="Segmentation fault"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+from adapter_parts import KEY, attempt
 
 from whippletree.configuration import field_docs
 from whippletree.errors import ConfigurationError, HarnessError
@@ -16,24 +18,10 @@ from whippletree.harnesses import load_harness, shipped_settings
 from whippletree.harnesses.config import WhiteboxSettings
 from whippletree.harnesses.whitebox import RECORD, Whitebox
 from whippletree.harnesses.whitebox_loop import OUTCOMES, Rules
-from whippletree.protocols import AttemptSpec, HarnessResult, PoolHarness
+from whippletree.protocols import HarnessResult, PoolHarness
 from whippletree.traces import atif
 
-SECRET = "wt-very-secret"
-
-
-def spec(**settings: Any) -> AttemptSpec:
-    return AttemptSpec(
-        rollout_id="r",
-        attempt=1,
-        instruction='Say "hi" {output}',
-        base_url="http://127.0.0.1:8000/v1",
-        api_key=SECRET,
-        model="policy",
-        workdir="/app",
-        output_dir="/nowhere",
-        settings=settings,
-    )
+spec = partial(attempt, 'Say "hi" {output}')
 
 
 def test_it_is_registered_with_its_settings() -> None:
@@ -47,8 +35,8 @@ def test_the_plan_hides_the_key_and_carries_the_loop_and_its_rules() -> None:
     plan = Whitebox().plan(spec(step_limit=5, tool_name="run"))
     files = dict(plan.files)
     assert plan.argv[0] == sys.executable and plan.argv[3:] == (*files, plan.trajectory)
-    assert SECRET not in " ".join(plan.argv) and not any(SECRET in text for text in files.values())
-    assert plan.environment == {"OPENAI_API_KEY": SECRET}
+    assert KEY not in " ".join(plan.argv) and not any(KEY in text for text in files.values())
+    assert plan.environment == {"OPENAI_API_KEY": KEY}
     config = json.loads(files[plan.argv[4]])
     rules = Rules(**config["rules"])
     assert (rules.step_limit, rules.tool_name, rules.compact_every) == (5, "run", 0)

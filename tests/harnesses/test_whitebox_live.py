@@ -10,15 +10,13 @@ from typing import Any
 import both_modes
 import msgspec
 import pytest
-from model_stub import ModelStub, bash, error, raw, text
+from both_modes import DONE, SECRET, TROUBLES
+from model_stub import ModelStub, bash, error, text
 
 from whippletree import sandboxes
 from whippletree.errors import HarnessError, SandboxError
 from whippletree.harnesses.whitebox import Whitebox
 from whippletree.protocols import AttemptSpec, HarnessResult
-
-DONE = "printf '%s\\n' \"${DONE_MESSAGE:-submitted}\"; echo 42"
-SECRET = "wt-secret-key"
 
 
 def spec_for(box: sandboxes.Box, stub: ModelStub, key: str, output: Path, inside: bool = False, **settings: Any) -> AttemptSpec:
@@ -37,16 +35,7 @@ async def process(box: sandboxes.Box, spec: AttemptSpec, tmp_path: Path) -> tupl
     return result, json.loads(trajectory)
 
 
-SCRIPT = [
-    bash("echo code is 42 > note; cat note"),
-    bash("kill -9 $$"),
-    raw('{"command": "ls'),
-    raw('{"command": "ls"}', name="python"),
-    bash("printf 'a\\r\\nb\\377'; exit 3", 'env | grep -c "KEY=."'),
-    bash("echo slow; sleep 30"),
-    bash("pwd; cat"),
-    bash(DONE),
-]
+SCRIPT = [*TROUBLES, bash("pwd; cat"), bash(DONE)]
 
 
 @pytest.mark.parametrize("settings", [{}, {"compact_every": 2}], ids=["plain", "compacting"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_real import RealApi
+from kube_real import RealApi, running_api
 from kubelet_parts import missing
 from pod_world import PodSite, pod_site
 from sandbox_suite import Make, spec_of
@@ -17,22 +16,13 @@ from sandbox_suite import Make, spec_of
 from whippletree import sandboxes
 from whippletree.protocols import Sandbox
 
-SETTING = "WHIPPLETREE_KUBE"
-
 
 @pytest.fixture(scope="session")
 def real_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
-    folder = os.environ.get(SETTING, "")
-    if not folder or not (Path(folder) / "kube-apiserver").exists():
-        pytest.skip(f"{SETTING} names no folder with kube-apiserver and kube-controller-manager")
     if reason := missing():
         pytest.skip(reason)
-    api = RealApi(Path(folder).resolve(), tmp_path_factory.mktemp("kube"))
-    try:
-        api.start()
+    with running_api(tmp_path_factory) as api:
         yield api
-    finally:
-        api.stop()
 
 
 @pytest.fixture

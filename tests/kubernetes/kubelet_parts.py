@@ -14,14 +14,13 @@ import os
 import secrets
 import shutil
 import signal
-import ssl
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 from aiohttp import web
-from kube_kubelet import PATCH, stamp
+from kube_kubelet import PATCH, container_status, serve, stamp
 
 from whippletree.sandboxes import cgroups
 
@@ -76,7 +75,7 @@ class PodKubelet:
     async def start(self, directory: Path) -> None:
         self._directory = directory
         self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(ssl=False))
-        port = await self._serve(directory)
+        self._runner, port = await serve(directory, "/exec/{namespace}/{pod}/{container}", self._exec)
         await self._ask("POST", f"{self._root}/api/v1/nodes", {"metadata": {"name": self.node}})
         status = {
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
@@ -101,19 +100,6 @@ class PodKubelet:
         headers = PATCH if method == "PATCH" else {"Content-Type": "application/json"}
         async with self._session.request(method, url, data=json.dumps(body), headers=headers) as reply:
             return await reply.json()
-
-    async def _serve(self, directory: Path) -> int:
-        cert, key = directory / "kubelet.crt", directory / "kubelet.key"
-        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test", "-days", "2"]
-        await asyncio.to_thread(subprocess.run, [*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert, key)
-        app = web.Application()
-        app.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context).start()
-        return self._runner.addresses[0][1]
 
     # --- pods ----------------------------------------------------------------------------------------------------------
 
@@ -149,12 +135,12 @@ class PodKubelet:
         await self._ask("POST", f"{self._url}/{name}/binding", {"metadata": {"name": name}, "target": target})
         if container["image"] == "nopull":
             waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image nopull"}
-            await self.status(name, {"containerStatuses": [_container(container, {"waiting": waiting})]})
+            await self.status(name, {"containerStatuses": [container_status(container, {"waiting": waiting})]})
             return
         if container["image"] == "dies":
             terminated = {"exitCode": 127, "reason": "ContainerCannotRun", "message": "exec: no such file"}
             await self.status(
-                name, {"phase": "Failed", "containerStatuses": [_container(container, {"terminated": terminated})]}
+                name, {"phase": "Failed", "containerStatuses": [container_status(container, {"terminated": terminated})]}
             )
             return
         uid = pod["metadata"]["uid"]
@@ -164,7 +150,7 @@ class PodKubelet:
         except asyncio.CancelledError:
             self._running[uid] = await starting  # it is ended with the others
             raise
-        running = _container(container, {"running": {"startedAt": stamp()}}, ready=True)
+        running = container_status(container, {"running": {"startedAt": stamp()}}, ready=True)
         await self.status(name, {"phase": "Running", "containerStatuses": [running]})
 
     async def _run(self, name: str, container: dict) -> Running:
@@ -317,8 +303,3 @@ async def _feed(process: asyncio.subprocess.Process, socket: web.WebSocketRespon
                 await process.stdin.drain()
     if process.stdin is not None:
         process.stdin.close()
-
-
-def _container(container: dict, state: dict, *, ready: bool = False) -> dict:
-    found = {"name": container["name"], "state": state, "ready": ready, "image": container["image"]}
-    return {**found, "restartCount": 0, "imageID": "", "lastState": {}}

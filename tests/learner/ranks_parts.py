@@ -172,12 +172,22 @@ def single_rows() -> list[Row]:
 
 
 def same_update(one: Made, other: Made, *, tolerance: float) -> None:
-    """Gradients, weights and numbers agree."""
+    """The gradients of each step agree."""
     assert len(one.gradients) == len(other.gradients) > 0
     for mine, theirs in zip(one.gradients, other.gradients, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             torch.testing.assert_close(b, a, rtol=tolerance, atol=tolerance)
     assert any(float(gradient.abs().max()) > 100 * tolerance for gradient in one.gradients[0])
+
+
+def same_on_ranks(one: Made, found: Sequence[Made], *, tolerance: float) -> None:
+    """Gradients and weights of every rank are those of one process, and rank 0 counts as many rows and tokens."""
+    for made in found:
+        same_update(one, made, tolerance=tolerance)
+        for a, b in zip(one.weights, made.weights, strict=True):
+            torch.testing.assert_close(b, a, rtol=tolerance, atol=tolerance)
+    for a, b in zip(one.stats, found[0].stats, strict=True):
+        assert (a.rows, a.tokens, a.compared_tokens) == (b.rows, b.tokens, b.compared_tokens)
 
 
 def ranks(**sizes: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from whippletree.errors import ConfigurationError
 from whippletree.learner.tiny import SPECIAL_TOKENS, TinyConfig, build_tiny
-from whippletree.learner.warmup import WarmupConfig, WarmupStats
+from whippletree.learner.warmup import Examples, WarmupConfig, WarmupStats
 from whippletree.rendering.renderer import load_renderer
 from whippletree.tasks.config import TrailFamily
 from whippletree.tasks.trail import NAMES, TrailStream, task_texts
@@ -68,6 +68,24 @@ def test_the_end_of_turn_stops_generation(directory):
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     assert renderer.stop_token_ids == [tokenizer.token_to_id("<|im_end|>")]
     assert json.loads((directory / "generation_config.json").read_text())["eos_token_id"] == renderer.stop_token_ids[0]
+
+
+def test_further_words_are_single_tokens_and_among_the_lists_to_repeat(directory, tmp_path):
+    config = msgspec.structs.replace(CONFIG, words=("plume", "plumes", "a.b"))
+    made = build_tiny(tmp_path, config, seed=1)
+    assert made.name != directory.name
+    tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
+    for word in (*config.words, "amber"):
+        assert len(tokenizer.encode(word, add_special_tokens=False).ids) == 1
+        pieces = tokenizer.encode(f"mv {word} x{word}y", add_special_tokens=False).tokens
+        assert pieces.count(word) == 2, pieces
+    assert len(tokenizer.encode("axb", add_special_tokens=False).ids) > 1  # a word is no pattern
+    copying = msgspec.structs.replace(config.warmup, copy_share=1.0)
+    examples = Examples(made, config.family, config.transcript_formats, copying, 1, words=config.words)
+    lists = [tokenizer.decode(examples.draw().ids).split() for _ in range(100)]
+    assert {"plume", "a.b", "amber"} <= {entry for entries in lists for entry in entries}
+    with pytest.raises(ConfigurationError, match="empty word"):
+        build_tiny(tmp_path, msgspec.structs.replace(CONFIG, words=("",)), seed=1)
 
 
 def test_names_and_codes_are_single_tokens_wherever_they_stand(directory):

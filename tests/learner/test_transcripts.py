@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from whippletree.configuration import convert
 from whippletree.errors import ConfigurationError
 from whippletree.learner.tiny import TinyConfig, train_tokenizer
-from whippletree.learner.transcripts import TranscriptFormat, transcripts
-from whippletree.learner.warmup import Examples, WarmupConfig, choose_format
+from whippletree.learner.transcripts import Formats, TranscriptFormat, transcripts
+from whippletree.learner.warmup import Examples, WarmupConfig
 from whippletree.tasks.config import TrailFamily
 from whippletree.tasks.demonstrator import Turn, sloppy_turns
 from whippletree.tasks.trail import Trail, TrailStream
@@ -63,7 +63,8 @@ def test_text_mode_has_no_tools_and_no_calls() -> None:
 def test_formats_are_drawn_by_weight() -> None:
     formats = (TEXT, convert(TranscriptFormat, {"weight": 3.0}, "t"))
     rng = random.Random(0)
-    drawn = [choose_format(formats, rng) for _ in range(2000)]
+    chooser = Formats(formats)
+    drawn = [chooser.choose(rng) for _ in range(2000)]
     assert abs(drawn.count(TEXT) / 2000 - 0.25) < 0.05
     with pytest.raises(ConfigurationError, match="weight"):
         convert(TranscriptFormat, {"weight": 0.0}, "t")

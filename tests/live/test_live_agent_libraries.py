@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from live_world import COMMAND, World, living, make_model, turn
+from live_world import COMMAND, World, living, turn
 
 PYTHON = os.environ.get("WHIPPLETREE_AGENTS_PYTHON", "")
 LIBRARIES = str(Path(__file__).parents[2] / "examples" / "own_agent" / "libraries")
@@ -18,11 +18,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(not PYTHON, reason="set WHIPPLETREE_AGENTS_PYTHON to the Python that `make env-agents` made"),
 ]
-
-
-@pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from live_world import COMMAND, FINAL, Told, World, living, make_model, turn
+from live_world import COMMAND, FINAL, Told, World, living, turn
 
 from whippletree.harnesses import load_harness
 from whippletree.harnesses.installing import is_installed
@@ -16,11 +17,6 @@ INSTALLED = Path(os.environ.get("WHIPPLETREE_HARNESSES", "."))
 EDIT = "I create the file.\n\nout.txt\n```\namber-birch\n```\n"
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -102,3 +98,19 @@ async def test_aider_without_commits_asks_once(world: World, tmp_path: Path):
     told = await world.run("aider", tmp_path, commits=False, map_tokens=0)
     assert told.written == b"amber-birch\n", told
     assert_captured(told, "chat", main=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("mistral-vibe", {"prompt": "minimal"}), ("openhands", {"tools": ["terminal"]})]
+)
+async def test_a_step_limit_ends_the_attempt_as_out_of_budget(
+    name: str, settings: dict[str, object], world: World, tmp_path: Path
+):
+    need(name)
+    facts = load_harness(name).facts
+    numbers = itertools.count()
+    world.answer = lambda text: turn(f"Command {next(numbers)}.", (facts.shell_tool, {"command": f"echo {next(numbers)}"}))
+    told = await world.run(name, tmp_path, timeout=240, step_limit=3, **settings)
+    assert (told.end.result.ran_out, told.end.result.crashed) == ("budget", False), told
+    assert len(told.calls) == 3 == told.end.result.steps, told
+    assert_captured(told, "chat", main=3)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from whippletree.control.attempt import slug
+from whippletree.control.place import attempt_directory
 from whippletree.loop.layout import Layout
 from whippletree.store import open_store
 from whippletree.traces import load_trace, read_account, reconcile
@@ -124,7 +124,7 @@ def check_rollout(layout: Layout, rollout: Rollout) -> int:
     spec = rollout.spec
     assert (rollout.state, rollout.cause) == ("succeeded", None) and rollout.reward is not None, rollout
     assert trace.nodes and all(node.call.dialect == DIALECTS[spec.source] and node.call.delivered for node in trace.nodes)
-    output = layout.directory / "attempts" / slug(spec.rollout_id) / str(rollout.attempt)
+    output = attempt_directory(layout.directory, spec.rollout_id, rollout.attempt)
     found = reconcile(trace, read_account(output / "account.json"))
     assert found.worst != "FATAL" and found.turns == len(found.pairs) == len(trace.nodes), found
     assert (output / "agent.log").exists() == (spec.source != "mini")  # a tenant of a pool host has no output of its own

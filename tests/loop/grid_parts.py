@@ -6,11 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from control_world import write_model, write_task
 
@@ -95,52 +93,15 @@ def evaluate(*arguments: str, timeout: float = 400) -> subprocess.CompletedProce
     )
 
 
-class ChatApi(ThreadingHTTPServer):
-    """A chat API on loopback that says "fine" to everything; `asked` are the models that it was asked for."""
-
-    daemon_threads = True
-
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Answers)
-        self.asked: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class _Answers(BaseHTTPRequestHandler):
-    server: ChatApi
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body["model"])
-        events = [
-            {"choices": [{"index": 0, "delta": {"content": "fine"}, "finish_reason": None}]},
-            {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
-            {"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": 2}},
-        ]
-        data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        """Silence."""
-
-
-@contextmanager
-def chat_api(port: int = 0) -> Iterator[ChatApi]:
-    with ChatApi(port) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+def fine(_: dict[str, Any]) -> tuple[str, bytes]:
+    """A chat API's streamed answer to everything: "fine"."""
+    events = [
+        {"choices": [{"index": 0, "delta": {"content": "fine"}, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": 2}},
+    ]
+    data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+    return "text/event-stream", data
 
 
 def hosted(url: str, name: str = "api") -> str:

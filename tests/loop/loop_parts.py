@@ -27,6 +27,7 @@ from whippletree.loop.config import RunConfig
 from whippletree.loop.evaluation import Heldout
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.groups import SourceTasks
+from whippletree.loop.layout import Layout, Services
 from whippletree.loop.run import Run
 from whippletree.loop.teacher import Teacher
 from whippletree.protocols import AttemptOutcome, Engine, Renderer, Store
@@ -199,6 +200,20 @@ class World(msgspec.Struct, frozen=True):
     def control(self) -> GatewayControl:
         """The gateway's control routes."""
         return GatewayControl(self.gateway_url, control_key(SECRET), patience=0.5)
+
+
+def write_services(world: World, layout: Layout) -> None:
+    """What `whippletree train` leaves in a run directory for the learner, beside the configuration."""
+    layout.secret.write_text(SECRET.hex(), encoding="ascii")
+    layout.write_services(
+        Services(
+            gateway_url=world.gateway_url,
+            engine_url=world.engine_url,
+            model_directory=str(world.model),
+            isolation="none: nothing runs",
+            started=1.0,
+        )
+    )
 
 
 @contextmanager

@@ -79,6 +79,15 @@ def test_a_source_waits_for_its_own_and_holds_no_other_up(store: SqliteStore):
     assert mixed.short == {}
 
 
+def test_a_sources_groups_run_under_its_variants_in_turn_and_a_whole_group_under_one(store: SqliteStore):
+    varied = [msgspec.structs.replace(SOURCES[0], variants=("plain", "terse", "renamed")), SOURCES[1]]
+    collector(store, sources=varied).create(until=4, step=0)
+    collector(store, sources=varied).create(until=9, step=0)  # as after a restart
+    of = {(r.spec.source, r.spec.group_id, r.spec.variant) for r in store.rollouts()}
+    assert [variant for source, _, variant in sorted(of) if source == "a"] == ["plain", "terse", "renamed"] * 2
+    assert {variant for source, _, variant in of if source == "b"} == {""} and len(of) == 9
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_dropped_groups_are_replaced_until_the_batch_has_its_share(store: SqliteStore, tmp_path: Path, ahead: bool):
     records: dict[int, StepRecord] = {}

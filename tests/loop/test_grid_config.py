@@ -22,6 +22,13 @@ DATA = {
 }
 
 
+RUBRIC = {
+    "name": "style",
+    "judge": {"base_url": "http://127.0.0.1:1/v1", "model": "m"},
+    "criteria": [{"name": "plain", "text": "it is plain"}],
+}
+
+
 def grid(**changes) -> GridConfig:
     return convert(GridConfig, DATA | changes, "test")
 
@@ -96,5 +103,20 @@ def test_a_grid_may_grow_but_what_was_evaluated_stays_what_it_was():
     for what, change in changes.items():
         with pytest.raises(ConfigurationError, match=what):
             check_same(before, grid(**change))
+    judged = {"control": {"reward": "0.5 * reward + 0.5 * style", "rubrics": [RUBRIC]}}
+    for what, change in {
+        "control.reward": {"control": {"reward": "2 * reward"}},
+        "control.agent_timeout": {"control": {"agent_timeout": "mask"}},
+        "what control.rubrics say of trail": {"control": judged["control"] | {"rubrics": [RUBRIC | {"instructions": "Else."}]}},
+    }.items():
+        with pytest.raises(ConfigurationError, match=what):
+            check_same(grid(**judged) if "rubrics" in what else before, grid(**change))
+    patient = judged["control"] | {"rubrics": [RUBRIC | {"at_once": 1, "tries": 9}]}
+    check_same(grid(**judged), grid(control=patient))
     own = [msgspec.to_builtins(model) for model in before.models]
     check_same(before, grid(models=own))
+
+
+def test_a_grid_names_each_variation_as_a_harness():
+    with pytest.raises(ConfigurationError, match=r"harnesses\.0: variants are for training"):
+        grid(harnesses=[{"name": "a", "harness": {"variants": {"terse": {}}}}])

@@ -42,7 +42,7 @@ def test_the_example_runs_and_its_successes_are_learned_from(tmp_path: Path):
         check=False,
     )
     assert tuned.returncode == 0, tuned.stdout + tuned.stderr
-    lines = read_chat(target / "data" / "00" / "chat.jsonl")
+    lines = read_chat(target / "exported" / "00" / "chat.jsonl")
     solved = {cell.rollout_id for cell in cells if cell.passed}
     assert {line.rollout_id for line in lines} <= solved and lines
     assert all(line.messages[line.target].role == "assistant" for line in lines)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
-from grid_parts import IDLES, WORKS, chat_api, command, environment, evaluate, grid_text, hosted, scripted, write_world
+from grid_parts import IDLES, WORKS, command, environment, evaluate, fine, grid_text, hosted, scripted, write_world
+from threaded_chat import threaded_chat
 
-from whippletree.loop.grid.running import GridLayout, read_grid, read_results, record_of
+from whippletree.errors import ConfigurationError
+from whippletree.loop.grid.running import GridLayout, read_grid, read_results, record_of, resolve_tasks
 from whippletree.loop.grid.standin import write_stand_in
 from whippletree.loop.processes import free_port
+from whippletree.loop.sources import DirectoryTasks
 from whippletree.rendering import RenderingConfig, load_renderer
 from whippletree.store import open_store
 from whippletree.types import Message, Rollout
@@ -41,7 +46,7 @@ def rollouts(layout: GridLayout, model: str) -> dict[str, Rollout]:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     root = tmp_path_factory.mktemp("grid")
     world = write_world(root / "world")
-    with chat_api() as api:
+    with threaded_chat(fine) as api:
         models = f"{scripted(world, 'one')}\n\n{hosted(api.url)}"
         file = root / "grid.toml"
         file.write_text(grid_text(world, harnesses=[("works", WORKS), ("idles", IDLES)], models=models))
@@ -113,6 +118,32 @@ def test_nothing_is_evaluated_twice_and_more_samples_only_add(done: Done, tmp_pa
     assert report.returncode == 0 and "12/12" in report.stdout and "api" not in report.stdout
 
 
+@pytest.mark.parametrize("name", ["cells.jsonl", "grid.csv", "grid.png"])
+def test_the_table_is_shown_before_what_cannot_be_written(done: Done, tmp_path: Path, name: str):
+    layout = GridLayout(shutil.copytree(done.layout.directory, tmp_path / "g"))
+    (layout.directory / name).unlink()
+    (layout.directory / name).mkdir()
+    for words in (("eval", "--plain", str(done.file), "--run-dir"), ("report",)):
+        ended = subprocess.run(
+            command(*words, str(layout.directory)), env=environment(), capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 2
+        assert "8/8" in ended.stdout and "idles - works" in ended.stdout
+        assert f"{layout.directory / name}: Is a directory (a directory is where" in ended.stderr
+
+
+def test_only_the_set_that_is_evaluated_has_to_be_named(done: Done, tmp_path: Path):
+    config, layout = read_grid(done.layout.directory)
+    (source,) = config.sources
+    assert isinstance(source.tasks, DirectoryTasks)
+    alone = msgspec.structs.replace(source, tasks=DirectoryTasks(heldout=source.tasks.heldout))
+    found = resolve_tasks(msgspec.structs.replace(config, sources=[alone]), layout)
+    assert found == resolve_tasks(config, layout)
+    other = msgspec.structs.replace(alone, split="train")
+    with pytest.raises(ConfigurationError, match="has no train tasks"):
+        resolve_tasks(msgspec.structs.replace(config, sources=[other]), layout)
+
+
 def test_another_thing_under_an_old_name_is_refused(done: Done, tmp_path: Path):
     other = tmp_path / "other.toml"
     other.write_text(done.file.read_text().replace("touch /app/done", "touch /app/other"))
@@ -169,7 +200,7 @@ def test_invalid_cells_are_kept_apart_and_run_again_where_that_is_asked_for(tmp_
     assert sum(block.causes.values()) == 2
     assert results.block("gone", "works").missing == 2
     assert "gone could not be evaluated" in ended.stdout and "2 " in ended.stdout
-    with chat_api(port):
+    with threaded_chat(fine, port):
         assert evaluate(*arguments).returncode == 1  # invalid cells stay as they are
         ended = evaluate(*arguments, "--retry-invalid")
     assert ended.returncode == 1  # one model is still missing

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from loop_parts import SECRET, Ending, Turn, World, by_name, playing
+from loop_parts import Ending, Turn, World, by_name, playing, write_services
 
 from whippletree.errors import ConfigurationError
 from whippletree.loop.config import LoopSection, RunConfig, SourceSection
 from whippletree.loop.curriculum import CurriculumConfig
-from whippletree.loop.layout import Layout, Services
+from whippletree.loop.layout import Layout
 from whippletree.loop.learning import learn, resolve_sources, summarise
 from whippletree.loop.metrics import Log, Summary
 from whippletree.loop.models import DirectoryModel, TinyModel
-from whippletree.loop.sources import TrailTasks
+from whippletree.loop.sources import DirectoryTasks, TrailTasks, task_directories
 from whippletree.store import open_store
 from whippletree.tasks.config import TrailFamily
 from whippletree.types import RolloutSpec
@@ -45,16 +45,7 @@ def configuration(world: World, kind: str = "synchronous") -> RunConfig:
 def started(world: World, directory: Path) -> Layout:
     """What `whippletree train` leaves for the learner."""
     layout = Layout(directory)
-    layout.secret.write_text(SECRET.hex(), encoding="ascii")
-    layout.write_services(
-        Services(
-            gateway_url=world.gateway_url,
-            engine_url=world.engine_url,
-            model_directory=str(world.model),
-            isolation="none: nothing runs",
-            started=1.0,
-        )
-    )
+    write_services(world, layout)
     return layout
 
 
@@ -132,6 +123,15 @@ def test_sources_are_checked_before_anything_runs(world: World, tmp_path: Path):
     sources, heldout = resolve_sources(msgspec.structs.replace(config, sources=[*config.sources, beside]), Layout(tmp_path))
     assert [source.name for source in sources] == ["trail"]  # the other one is evaluated only
     assert {task.source for task in heldout} == {"trail", "beside"}
+    _, held = task_directories(config.sources[0].tasks, "trail", tmp_path)
+    evaluated = msgspec.structs.replace(beside, tasks=DirectoryTasks(heldout=str(held[0].parent)))
+    sources, heldout = resolve_sources(
+        msgspec.structs.replace(config, sources=[config.sources[0], evaluated]), Layout(tmp_path)
+    )
+    assert (len(sources), {task.source for task in heldout}) == (1, {"trail", "beside"})
+    trained = msgspec.structs.replace(evaluated, share=1.0)
+    with pytest.raises(ConfigurationError, match="source beside has a share of the training groups, and no training tasks"):
+        resolve_sources(msgspec.structs.replace(config, sources=[config.sources[0], trained]), Layout(tmp_path))
     with pytest.raises(ConfigurationError, match="no source has a share"):
         resolve_sources(msgspec.structs.replace(config, sources=[beside]), Layout(tmp_path))
     with pytest.raises(ConfigurationError, match="two sources are named trail"):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from loop_parts import SECRET, Ending, Turn, World, by_name, playing
+from loop_parts import Ending, Turn, World, by_name, playing, write_services
 
 from whippletree.configuration import dump
 from whippletree.learner.config import LearnerConfig, RanksConfig
 from whippletree.loop.config import LoopSection, RunConfig, SourceSection
-from whippletree.loop.layout import Layout, Services
+from whippletree.loop.layout import Layout
 from whippletree.loop.learning import learn
 from whippletree.loop.metrics import Log, Summary
 from whippletree.loop.models import DirectoryModel
@@ -43,16 +43,7 @@ def started(world: World, directory: Path, ranks: RanksConfig) -> tuple[RunConfi
     layout = Layout(directory)
     directory.mkdir(exist_ok=True)
     layout.config.write_text(dump(config), encoding="utf-8")
-    layout.secret.write_text(SECRET.hex(), encoding="ascii")
-    layout.write_services(
-        Services(
-            gateway_url=world.gateway_url,
-            engine_url=world.engine_url,
-            model_directory=str(world.model),
-            isolation="none: nothing runs",
-            started=1.0,
-        )
-    )
+    write_services(world, layout)
     return config, layout
 
 

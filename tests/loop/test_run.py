@@ -257,6 +257,7 @@ def test_too_many_failures_stop_the_run_with_their_causes_and_a_resumed_one_goes
         ready(run, failing)
         with pytest.raises(WhippletreeError, match="2 of 4 rollouts failed: 1 x engine, 1 x sandbox") as raised:
             run.update(0, run.ready_groups())
+        assert "; one of them (sandbox): " in raised.value.cause
         assert "--resume" in raised.value.next_step
         assert run.learner.policy_version == 0
     with opened_run(world, tmp_path, config) as run:

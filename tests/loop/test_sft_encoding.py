@@ -77,6 +77,15 @@ def test_data_that_is_no_export_is_refused(tmp_path: Path):
         data_files([str(tmp_path)])
 
 
+def test_a_directory_with_both_formats_is_refused_and_either_file_is_taken(exported: Path, tmp_path: Path):
+    for form in ("chat", "tokens"):
+        export([exported / "demo"], tmp_path, ExportConfig(format=form))
+    with pytest.raises(ConfigurationError, match=r"holds chat\.jsonl and tokens\.parquet.*name one of them"):
+        data_files([str(tmp_path)])
+    both = [str(tmp_path / name) for name in ("chat.jsonl", "tokens.parquet")]
+    assert [str(path) for path in data_files(both)] == both
+
+
 def made(rollouts: list[tuple[str, int]]) -> Encoded:
     """One sample of each rollout's task, with so many trained tokens."""
     encoded = Encoded()

@@ -63,6 +63,14 @@ def test_harnesses_are_balanced_by_trained_tokens(run: Path, tmp_path: Path):
     assert less.tokens_by_harness == {"h": 12, "other": 12}
 
 
+def test_a_harness_of_which_balancing_leaves_nothing_is_told(tmp_path: Path):
+    with recording(tmp_path / "demo") as (recorder, _):
+        recorder.rollout("a", LONG, harness="long")
+        recorder.rollout("b", SOLVED, harness="short")
+    account = export([tmp_path / "demo"], tmp_path / "out", ExportConfig(format="tokens", balance=True))
+    assert account.tokens_by_harness == {"long": 0, "short": 12} and account.examples_by_harness == {"long": 0, "short": 1}
+
+
 def test_several_runs_are_one_export_and_a_grid_stands_for_its_models(run: Path, tmp_path: Path):
     grid = tmp_path / "grid"
     for model in ("one", "two"):
@@ -85,6 +93,7 @@ def test_a_line_of_another_form_is_named(run: Path, tmp_path: Path):
         (b"{}\n", ":2: "),
         (lines[1].replace(b'"target":4', b'"target":3'), "target 3"),
         (lines[1].replace(b'"target":4', b'"target":9'), "target 9"),
+        (lines[1].replace(b'"role":"user"', b'"role":"developer"'), ":2: a message of role 'developer'"),
     ):
         path.write_bytes(b"".join([lines[0], damaged, *lines[2:]]))
         with pytest.raises(ConfigurationError, match=said):

@@ -43,7 +43,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run_of(world: Path, directory: Path, form: str = "chat", tell=lambda line: None, **sft: object) -> SftRun:
+def run_of(
+    world: Path, directory: Path, form: str = "chat", tell=lambda line: None, kind: type[SftRun] = SftRun, **sft: object
+) -> SftRun:
     section = {"epochs": 4, "batch_tokens": 60, "heldout": 0.2, "measure_every": 3, "checkpoint_every": 2}
     data = {
         "data": [form],
@@ -52,7 +54,7 @@ def run_of(world: Path, directory: Path, form: str = "chat", tell=lambda line: N
         "learner": {"learning_rate": 3e-3, "warmup_steps": 1, "schedule": "linear"},
     }
     config = convert(SftConfig, data, "test")
-    return SftRun(config, directory, data=[str(world / form)], model_directory=world / "model", tell=tell)
+    return kind(config, directory, data=[str(world / form)], model_directory=world / "model", tell=tell)
 
 
 @pytest.mark.parametrize("form", ["chat", "tokens"])
@@ -101,6 +103,43 @@ def test_a_killed_run_goes_on_to_the_same_weights(world: Path, tmp_path: Path):
         assert torch.equal(tensor, resumed.learner.model.state_dict()[name]), name
     lines = [[(line.step, line.loss, line.heldout_loss) for line in read_metrics(place)] for place in (tmp_path / "whole", cut)]
     assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("step", [4, "last"])
+def test_a_run_that_is_killed_behind_a_checkpoint_has_every_line(world: Path, tmp_path: Path, step: int | str):
+    whole = run_of(world, tmp_path / "whole").run()
+
+    class Killed(Exception):
+        pass
+
+    class Cut(SftRun):
+        def _save(self, done: int) -> None:
+            super()._save(done)
+            if done == (len(self.batches) if step == "last" else step):
+                raise Killed
+
+    with pytest.raises(Killed):
+        run_of(world, tmp_path / "cut", kind=Cut).run()
+    resumed = run_of(world, tmp_path / "cut").run()
+    for name in ("tokens", "loss_last", "heldout_before", "heldout_after"):
+        assert getattr(resumed, name) == getattr(whole, name), name
+
+
+def test_a_stopped_run_has_done_what_it_told(world: Path, tmp_path: Path):
+    import torch
+
+    whole = run_of(world, tmp_path / "whole", checkpoint_every=50)
+    whole.run()
+    stopped = run_of(world, tmp_path / "cut", checkpoint_every=50, tell=lambda line: line.step == 3 and stopped.stop())
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    assert [path.name for path in (tmp_path / "cut" / "checkpoints").glob("step-*")] == ["step-0003"]
+    told: list[SftMetrics] = []
+    resumed = run_of(world, tmp_path / "cut", checkpoint_every=50, tell=told.append)
+    resumed.run()
+    assert told[0].step == 4
+    for name, tensor in whole.learner.model.state_dict().items():
+        assert torch.equal(tensor, resumed.learner.model.state_dict()[name]), name
 
 
 def test_an_updates_loss_is_the_mean_over_its_tokens_however_they_lie(world: Path):

@@ -80,6 +80,24 @@ def test_a_directory_without_tasks_is_refused(tmp_path: Path):
         task_directories(DirectoryTasks(train=str(tmp_path / "a"), heldout=str(tmp_path / "b")), "mine", tmp_path)
 
 
+def test_a_directory_above_the_tasks_is_told_where_they_are(tmp_path: Path):
+    train, _ = task_directories(TRAIL, "trail", tmp_path)
+    above = train[0].parent.parent
+    with pytest.raises(ConfigurationError, match=r"source mine: no task in .* \(they are in .*/heldout, .*/train\)"):
+        task_directories(DirectoryTasks(train=str(above)), "mine", tmp_path)
+
+
+def test_a_set_that_is_not_named_is_empty_and_one_of_both_must_be_there(tmp_path: Path):
+    train, heldout = task_directories(TRAIL, "trail", tmp_path)
+    alone = DirectoryTasks(heldout=str(heldout[0].parent))
+    assert task_directories(alone, "mine", tmp_path) == ([], heldout)
+    assert task_directories(DirectoryTasks(train=str(train[0].parent)), "mine", tmp_path) == (train, [])
+    source, held = resolve("mine", alone, "h", 0.0, tmp_path)
+    assert (source.tasks, len(held)) == ((), 4)
+    with pytest.raises(ConfigurationError, match="source mine has no tasks"):
+        task_directories(DirectoryTasks(), "mine", tmp_path)
+
+
 def test_a_broken_task_stops_the_run_before_it_starts(tmp_path: Path):
     _, heldout = task_directories(TRAIL, "trail", tmp_path)
     (heldout[0] / "tests" / "test.sh").unlink()

@@ -82,7 +82,7 @@ def test_every_way_to_write_a_call_is_read(kind: str, size: int) -> None:
     assert (message.content, message.malformed, message.finish_reason) == ("", "", "tool_calls")
 
 
-DEEP = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
+DEEP = '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}"  # deeper than any supported Python lets its readers go
 BROKEN = {
     # text after the arguments' beginning: the raw arguments, the content, a word of the reason
     "no quote": ('{"command": "echo oops</tool_call> so', '{"command": "echo oops', " so", "do not end"),

@@ -26,6 +26,15 @@ async def sh(box: sandboxes.Box, command: str, timeout: float = 20.0, **more: An
     return await box.exec(("/bin/sh", "-c", command), timeout=timeout, **more)
 
 
+async def sees_only(box: sandboxes.Box, *more: str) -> None:
+    """The root of a box holds its own folders, `more`, and this machine's programs; nothing secret is in its /etc."""
+    own = ("app", "dev", "etc", "home", "logs", "proc", "run", "tmp", "usr", "var")
+    programs = [name for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32") if Path("/", name).exists()]
+    assert (await sh(box, "ls /")).output.split() == sorted([*own, *more, *programs])
+    for name in ("shadow", "machine-id", "ssh"):
+        assert (await sh(box, f"ls /etc/{name}")).exit_code != 0
+
+
 def processes_with(mark: str) -> list[int]:
     """Host pids whose command line holds `mark`."""
     found = []

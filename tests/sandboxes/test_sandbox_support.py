@@ -106,6 +106,33 @@ async def test_a_killed_controller_leaves_nothing(kind: str, sandbox_root: Path)
     assert cleaned == sandboxes.Cleaned()
 
 
+KEEPER = textwrap.dedent(
+    """
+    import os, signal, socket, sys
+    from whippletree.sandboxes import cgroups, keeper, wire
+
+    root, place = sys.argv[1:]
+    setattr(cgroups, place, lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
+    request = wire.BoxRequest(backend="process", sandbox_id="early-0", root=root, workdir="/app", processes=64, memory_mb=64)
+    keeper.keep(request, socket.socketpair()[0])
+    """
+)
+
+
+@pytest.mark.parametrize("place", ["_limit", "join"])
+def test_a_keeper_that_is_killed_before_its_sandbox_is_there_leaves_nothing(place: str, sandbox_root: Path) -> None:
+    """While it makes its cgroups and right after: what it made is on record from the start."""
+    keeper = subprocess.run(
+        (sys.executable, "-c", KEEPER, str(sandbox_root), place), capture_output=True, text=True, check=False
+    )
+    if keeper.returncode == 0:
+        pytest.skip("no cgroup can be made here")
+    assert keeper.returncode == -signal.SIGKILL, keeper.stderr
+    assert left_behind(sandbox_root)["folders"] == ["early-0"]
+    assert sandboxes.clean(sandboxes.SandboxConfig(root=str(sandbox_root)), "early-").removed == ("early-0",)
+    assert left_behind(sandbox_root) == NOTHING
+
+
 async def test_a_killed_launcher_is_replaced(sandbox_root: Path) -> None:
     from whippletree.sandboxes.launching import launcher
 

@@ -33,6 +33,7 @@ def test_two_runs_in_one_database_share_nothing(cluster: Cluster, tmp_path: Path
 
 
 def test_a_record_in_sqlite_is_not_left_behind(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
     open_store(tmp_path).close()
     with pytest.raises(StoreError, match=r"is in store.sqlite, not in postgresql://db.example/runs"):
         open_store(tmp_path, config=StoreConfig(url=ELSEWHERE))

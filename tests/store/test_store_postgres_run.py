@@ -15,16 +15,7 @@ from whippletree.store.place import FILE
 pytestmark = [pytest.mark.chaos, pytest.mark.live, pytest.mark.timeout(1200)]
 
 STEPS = 5
-SETTINGS = (
-    f"loop.steps={STEPS}",
-    "loop.groups_per_step=4",
-    "loop.group_size=4",
-    "loop.groups_in_flight=8",
-    "loop.eval_every=0",
-    "loop.eval_samples=1",
-    "sources.0.tasks.family={train = 24, heldout = 12}",
-    "control.concurrency=16",
-)
+SETTINGS = (f"loop.steps={STEPS}", *parts.SMALL)
 
 
 def test_a_run_goes_on_when_its_database_was_killed(tmp_path: Path, cluster: Cluster) -> None:

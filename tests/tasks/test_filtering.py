@@ -175,3 +175,19 @@ def test_copies_are_whole(tasks: Path, tmp_path: Path):
         for path in (tasks / name).rglob("*"):
             if path.is_file():
                 assert (tmp_path / "out" / name / path.relative_to(tasks / name)).read_bytes() == path.read_bytes()
+
+
+def test_nothing_that_was_there_is_lost(tasks: Path, tmp_path: Path):
+    before = {path: path.read_bytes() for path in tasks.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigurationError, match="source and target are both"):
+        filter_tasks(tasks, tasks, PLAIN, None, HOSTS)
+    assert {path: path.read_bytes() for path in tasks.rglob("*") if path.is_file()} == before
+    mine = tmp_path / "out" / names(tasks)[1]
+    mine.mkdir(parents=True)
+    (mine / "task.toml").write_text("# written by hand")
+    with pytest.raises(TaskError, match="exists with other content"):
+        filter_tasks(tasks, tmp_path / "out", PLAIN, None, HOSTS)
+    assert (mine / "task.toml").read_text() == "# written by hand"
+    shutil.rmtree(mine)
+    (tmp_path / "out" / JOURNAL).unlink()
+    assert filter_tasks(tasks, tmp_path / "out", PLAIN, None, HOSTS).tally.kept == 6  # what was copied before is equal

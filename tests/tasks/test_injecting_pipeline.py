@@ -84,6 +84,8 @@ async def test_bugs_of_a_repository_become_tasks(repository: Path, tmp_path: Pat
         assert "always wrong" not in (path / "instruction.md").read_text()
         assert b"test_always_wrong" not in (path / "tests" / "settings.json").read_bytes()
         assert str(tmp_path) not in (path / "instruction.md").read_text()
+        assert (path / "instruction.md").read_text().endswith("\nWhen done, run: submit\n")  # the program is there:
+        assert (path / "environment/programs/submit").stat().st_mode & 0o111
 
 
 @pytest.mark.parametrize("make_sandbox", ["process"], indirect=True)

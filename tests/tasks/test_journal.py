@@ -36,6 +36,18 @@ def test_what_was_decided_survives_a_kill(tmp_path):
         assert set(journal.decisions) == {"a"}
 
 
+def test_another_process_waits_its_turn_and_changes_nothing(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "work") as journal:
+        journal.add(Decision(name="a", kept=True))
+        before = path.read_bytes()
+        with pytest.raises(TaskError, match="another command is at work on it"):
+            Journal(path, "work")
+        assert path.read_bytes() == before
+    with Journal(path, "work") as journal:
+        assert set(journal.decisions) == {"a"}
+
+
 @pytest.mark.parametrize("cut", range(1, 12))
 def test_a_line_that_was_cut_off_is_decided_anew(tmp_path, cut):
     path = tmp_path / "journal.jsonl"
@@ -52,10 +64,32 @@ def test_a_line_that_was_cut_off_is_decided_anew(tmp_path, cut):
 
 def test_the_journal_of_other_work_is_refused(tmp_path):
     path = tmp_path / "journal.jsonl"
-    Journal(path, "work").close()
+    with Journal(path, "work") as journal:
+        journal.add(Decision(name="a", kept=True))
     with pytest.raises(TaskError, match="journal of other work: work"):
         Journal(path, "other work")
     path.write_text("hello\n")
     with pytest.raises(TaskError, match="not a journal"):
         Journal(path, "work")
     assert path.read_text() == "hello\n"
+
+
+def test_what_differs_from_other_work_is_named(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, 'inject p abc {"count":4,"seed":0,"testing":{"start":".","python":"python3"}}') as journal:
+        journal.add(Decision(name="a", kept=True))
+    with pytest.raises(TaskError) as refused:
+        Journal(path, 'inject p abc {"count":5,"seed":0,"testing":{"start":"tests","python":"python3"}}')
+    assert refused.value.cause == f'{path} is the journal of other work: count was 4, is 5, testing.start was ".", is "tests"'
+    with pytest.raises(TaskError, match="journal of other work: inject p abc "):
+        Journal(path, 'inject q abc {"count":4,"seed":0,"testing":{"start":".","python":"python3"}}')
+
+
+def test_a_journal_without_a_decision_is_begun_anew(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    Journal(path, "work").close()
+    with Journal(path, "other work") as journal:
+        journal.add(Decision(name="a", kept=True))
+    assert path.read_bytes().splitlines()[0] == b'{"work":"other work"}'
+    with Journal(path, "other work") as journal:
+        assert set(journal.decisions) == {"a"}

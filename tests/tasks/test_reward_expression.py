@@ -132,7 +132,17 @@ def test_it_agrees_with_python_or_says_that_it_is_no_number(text: str, a: float,
     rule = RewardExpression(text)
     scores = {name: value for name, value in (("a", a), ("b", b)) if name in rule.names} or {"a": a}
     if math.isfinite(expected):
-        assert rule.value(scores) == expected
+        assert rule.value(scores) == float(f"{expected:.12g}")
     else:
         with pytest.raises(VerifierError):
             rule.value(scores)
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=5))
+def test_weights_that_add_up_to_one_give_full_scores_one(percents: list[int]):
+    shares = [percent / sum(percents) for percent in percents]
+    names = [f"s{place}" for place in range(len(shares))]
+    rule = RewardExpression(" + ".join(f"{share!r} * {name}" for share, name in zip(shares, names, strict=True)))
+    assert rule.value(dict.fromkeys(names, 1.0)) == 1.0
+    assert RewardExpression("0.7 * a + 0.2 * b + 0.1 * c").value({"a": 1.0, "b": 1.0, "c": 1.0}) == 1.0
+    assert RewardExpression("a / 3").value({"a": 1e-9}) < 3.4e-10

@@ -19,11 +19,12 @@ from whippletree.tasks.scores import (
     rewards_of_calls,
     scores_of_json,
     scores_of_text,
+    settled,
     step_result,
     total,
 )
 from whippletree.tasks.task import Judging, Place, Step, Task
-from whippletree.types import CallReward, Cause, CauseClass, VerifierResult
+from whippletree.types import CallReward, Cause, CauseClass, RubricScore, VerifierResult
 
 
 def step(name: str, **least: float) -> Step:
@@ -168,3 +169,43 @@ def test_rewards_of_calls_of_all_steps_stay_and_a_later_step_corrects_an_earlier
         judged(reward=1.0),
     ]
     assert total(task(*THREE), results, None).call_rewards == (second, third)
+
+
+STYLE = RubricScore(name="style", score=0.5)
+MUTE = RubricScore(name="style", problem="the judge is silent")
+
+
+def test_a_reward_waits_for_its_rubrics_and_comes_with_them() -> None:
+    waits = total(task(), [judged(correct=1.0)], RewardExpression("0.8 * correct + 0.2 * style"), ("style",))
+    assert (waits.reward, waits.cause, waits.pending) == (None, None, ("style",))
+    done = settled(waits, (STYLE,))
+    assert (done.reward, done.scores, done.pending, done.rubrics) == (0.9, {"correct": 1.0, "style": 0.5}, (), (STYLE,))
+    assert done.expression == "0.8 * correct + 0.2 * style"
+
+
+def test_a_rubric_that_gave_no_score_is_a_cause_where_it_is_needed_and_never_a_zero() -> None:
+    needs = settled(total(task(), [judged(correct=1.0)], RewardExpression("correct * style"), ("style",)), (MUTE,))
+    assert (needs.reward, needs.cause and needs.cause.cause) == (None, CauseClass.RUBRIC)
+    assert needs.cause is not None and needs.cause.message == "style: the judge is silent"
+    other = settled(total(task(), [judged(correct=1.0)], RewardExpression("correct"), ("style",)), (MUTE,))
+    assert (other.reward, other.cause, other.rubrics) == (1.0, None, (MUTE,))
+
+
+def test_without_a_rule_a_rubric_only_counts_where_it_is_called_reward() -> None:
+    seen = settled(total(task(), [judged(correct=0.25)], None, ("style",)), (STYLE,))
+    assert (seen.reward, seen.scores) == (0.25, {"correct": 0.25, "style": 0.5})
+    own = msgspec.structs.replace(STYLE, name="reward")
+    assert settled(total(task(), [judged(correct=0.25)], None, ("reward",)), (own,)).reward == 0.5
+    silent = settled(total(task(), [judged(correct=0.25)], None, ("reward",)), (msgspec.structs.replace(MUTE, name="reward"),))
+    assert silent.cause is not None and silent.cause.cause is CauseClass.RUBRIC
+
+
+def test_what_can_come_to_no_reward_is_refused_before_anybody_is_asked() -> None:
+    taken = total(task(), [judged(style=1.0)], None, ("style",))
+    assert taken.cause is not None and "a rubric has that name too" in taken.cause.message
+    unknown = total(task(), [judged(correct=1.0)], RewardExpression("correct + stile"), ("style",))
+    assert unknown.cause is not None and unknown.cause.next_step == "did you mean style?"
+    several = total(task(), [judged(a=1.0, b=1.0)], None, ("style",))
+    assert several.cause is not None and several.cause.cause is CauseClass.CONFIGURATION
+    assert {result.pending for result in (taken, unknown, several)} == {()}
+    assert total(task(), [BROKEN], None, ("style",)).cause == BROKEN.cause

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from whippletree.errors import ConfigurationError
+from whippletree.errors import ConfigurationError, TaskError
 from whippletree.tasks.suites.cutting import Cell, Suite
 from whippletree.tasks.writing import Draft, Limits
 
@@ -40,12 +40,20 @@ def test_more_training_tasks_leave_the_others_as_they_are():
     assert list(suite(6, 4, cell("a", 100), seed=2).drafts()) != fewer
 
 
-def test_a_kind_that_is_used_up_is_named():
+def test_a_kind_that_is_used_up_is_named_and_nothing_is_written(tmp_path):
     with pytest.raises(ConfigurationError, match="no further task of the kind few after 10"):
-        list(suite(20, 2, cell("few", 5), cell("b", 1000)).drafts())
+        suite(20, 2, cell("few", 5), cell("b", 1000)).write(tmp_path / "tasks")
+    assert not (tmp_path / "tasks").exists()
 
 
 @pytest.mark.parametrize(("train", "heldout", "cells"), [(1, 1, 0), (-1, 1, 1), (1, -1, 1)])
 def test_numbers_that_make_no_sense_are_refused(train, heldout, cells):
     with pytest.raises(ConfigurationError, match="s suite"):
         suite(train, heldout, *[cell("a", 5)] * cells)
+
+
+def test_tasks_of_other_settings_are_not_laid_among_those_that_are_there(tmp_path):
+    suite(6, 4, cell("a", 100)).write(tmp_path)
+    with pytest.raises(TaskError, match="train holds 3 tasks of other settings, for example s-train-a-00001"):
+        suite(6, 4, cell("a", 100), cell("b", 100)).write(tmp_path)
+    assert len(list((tmp_path / "train").iterdir())) == 6

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from whippletree.tasks import load_task
+from whippletree.tasks import check_task, load_task
 from whippletree.tasks.suites.config import SearchFamily
 from whippletree.tasks.suites.search.questions import CHAINS, ask, follow
 from whippletree.tasks.suites.search.suite import corpus, search_suite
 from whippletree.tasks.suites.search.tool import SHOWN, search
-from whippletree.tasks.suites.search.worlds import build_world
+from whippletree.tasks.suites.search.worlds import build_plain_world, build_world
 from whippletree.tasks.trial import run_trial
 from whippletree.tasks.writing import Limits, write_draft
 
@@ -90,6 +90,26 @@ def test_training_and_heldout_corpora_have_no_document_in_common():
         texts[split] |= {json.loads(line)["text"] for line in draft.shared["corpus.jsonl"].splitlines()}
     assert len(texts["train"]) > 500 and len(texts["heldout"]) > 100
     assert not texts["train"] & texts["heldout"]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_plain_worlds_are_asked_about_in_as_many_steps(steps: int):
+    world = build_plain_world("a")
+    assert corpus(build_plain_world("a")) == corpus(world) != corpus(build_plain_world("b")) and len(world.documents) == 12
+    texts = {title: text for _, title, text in world.documents}
+    for seed in range(40):
+        asked = ask(random.Random(seed), world, steps)
+        assert len(set(asked.path)) == steps and f"of {asked.path[0]}?" in asked.words
+        assert f"code {asked.answer}" in texts[asked.path[-1]]
+        assert not any(asked.answer in texts[name] for name in asked.path[:-1])
+
+
+async def test_a_plain_suite_is_sound(tmp_path, make_sandbox):
+    drafts = list(search_suite(SearchFamily(train=12, heldout=6, steps=(1, 2), worlds=12, plain=True)).drafts())
+    assert len({draft.key for _, draft in drafts}) == 18
+    for _, draft in drafts[:1]:
+        task = load_task(write_draft(tmp_path, draft, Limits()))
+        assert (await check_task(task, make_sandbox, times=1)).problems == ()
 
 
 async def test_the_programs_work_in_a_sandbox(tmp_path, make_sandbox):

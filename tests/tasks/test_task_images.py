@@ -79,7 +79,10 @@ def test_the_subset_stays_without_an_image_unless_the_settings_ask(write: Callab
 
 
 def test_an_error_of_the_subset_is_one_for_an_image_too(write: Callable[..., Path]) -> None:
-    for dockerfile, said in (("FROM x\nCOPY gone /a\n", "Dockerfile:2: COPY gone"), (None, "Dockerfile: cannot read it")):
+    for dockerfile, said in (
+        ("FROM x\nCOPY gone /a\n", "Dockerfile:2: COPY gone"),
+        (None, "Dockerfile cannot be read: No such file"),
+    ):
         (problem,) = read_task(write(dockerfile), None, RUNC).problems
         assert said in problem.cause
         (write(dockerfile) / "environment" / "Dockerfile").unlink(missing_ok=True)

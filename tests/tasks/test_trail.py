@@ -118,3 +118,13 @@ def test_a_directory_with_other_tasks_is_not_touched(tmp_path):
 def test_a_family_that_cannot_be_cut_is_refused(settings_, key):
     with pytest.raises(ConfigurationError, match=key):
         TrailStream(TrailFamily(**settings_))
+
+
+def test_tasks_of_other_settings_are_not_laid_among_those_that_are_there(tmp_path):
+    write_tasks(tmp_path, TrailFamily(train=4, heldout=2))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(TaskError, match="tasks of other settings"):
+        write_tasks(tmp_path, TrailFamily(train=2, heldout=2))
+    assert sorted(tmp_path.rglob("*")) == before
+    write_tasks(tmp_path, TrailFamily(train=5, heldout=2))  # more of the same
+    assert len(list((tmp_path / "train").iterdir())) == 5

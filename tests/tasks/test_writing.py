@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from whippletree.errors import TaskError
@@ -31,6 +33,12 @@ def test_a_draft_becomes_a_task(tmp_path):
     assert modes == {"environment/files/run": 0o755, "environment/files/a/b": 0o644}
     assert (path / "environment/programs/tool").stat().st_mode & 0o111
     assert (path / "tests/data/x").read_bytes() == b"\0\xff"
+
+
+def test_labels_are_written_whatever_they_hold(tmp_path):
+    family = 'a "b" \\ c'
+    path = write_draft(tmp_path, dataclasses.replace(DRAFT, labels={"family": family}), Limits())
+    assert load_task(path).labels["family"] == family
 
 
 def test_an_equal_directory_is_left_alone_and_another_never_touched(tmp_path):

@@ -38,6 +38,23 @@ def test_a_compaction_with_a_prompt_of_its_own_is_one_too(recorder: Any) -> None
     assert [role for role, _ in parts(recorder)] == ["main", "compaction", "main"]
 
 
+def test_a_compaction_that_keeps_early_turns_is_one_too(recorder: Any) -> None:
+    recorder.call([1], [2])
+    recorder.call([1, 2, 3], [4], parent=0)
+    recorder.call([1, 2, 3, 4, 5], [31], role="side", parent=1)  # "summarise"
+    recorder.call([1, 2, 31], [8], parent=0, base_call_id="c0", origin_call_id="c2")
+    recorder.call([1, 2, 31, 8, 9], [10], parent=3)
+    assert parts(recorder) == [("main", "c0"), ("main", "c0"), ("compaction", "c0"), ("main", "c0"), ("main", "c0")]
+
+
+def test_a_subagent_that_compacts_and_keeps_early_turns_stays_one(recorder: Any) -> None:
+    recorder.call([1], [2])
+    recorder.call([10], [11], role="subagent", origin_call_id="c0", prefix_break="new_thread")
+    recorder.call([10, 11, 12], [31], role="subagent", parent=1)
+    recorder.call([10, 11, 31], [8], role="subagent", parent=1, base_call_id="c1", origin_call_id="c2")
+    assert parts(recorder)[1:] == [("subagent", "c1"), ("compaction", "c1"), ("subagent", "c1")]
+
+
 def test_interleaved_subagents_keep_to_themselves(recorder: Any) -> None:
     recorder.call([1], [2])
     recorder.call([10], [11], role="subagent", origin_call_id="c0", prefix_break="new_thread")

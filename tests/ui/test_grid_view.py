@@ -10,15 +10,15 @@ from grid_parts import cell, tasks
 from rich.console import Console
 
 from whippletree.loop.grid.statistics import Resampling
-from whippletree.loop.grid.tables import Results, summarise
+from whippletree.loop.grid.tables import ALL, Results, summarise
 from whippletree.loop.metrics import Log
 from whippletree.loop.sft.training import SftMetrics
-from whippletree.ui.grid import GridView, print_results, time_left
+from whippletree.ui.grid import GridView, cost_text, print_results, rate_text, time_left
 from whippletree.ui.sft import SftView, curve_text
 
 
-def console(*, terminal: bool = False) -> Console:
-    return Console(file=io.StringIO(), width=200, force_terminal=terminal, highlight=False, markup=False)
+def console(*, terminal: bool = False, width: int = 200) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, markup=False)
 
 
 def said(of: Console) -> str:
@@ -99,6 +99,24 @@ def test_invalid_cells_are_told_by_cause_beside_the_rate_of_all():
     out = console()
     print_results(results([cell(f"t{n}", True) for n in range(4)]), out)
     assert "of all" not in said(out)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_no_number_is_cut_off_at_the_width_of_a_terminal(width: int):
+    names = ("claude-code-lean-with-tools", "mini-toolcall")
+    cells = [cell(f"t{n}", n > 1, harness=name, sample=sample) for n in range(4) for name in names for sample in range(4)]
+    cells[0] = cell("t0", None, harness=names[0], cause="engine")
+    found = results(cells, models=("SmolLM2-135M-step-0024",), harnesses=names, samples=4)
+    out = console(width=width)
+    print_results(found, out)
+    text = said(out)
+    assert "…" not in text and max(map(len, text.splitlines())) <= width
+    for block in found.blocks:
+        for number in (rate_text(block.rate), rate_text(block.pass_at[4]), cost_text(block.sampled_per_solved)):
+            assert number in text
+    for gap in (gap for gap in found.differences if gap.source == ALL and gap.estimate is not None):
+        assert f"{gap.estimate.value:+.2f} [{gap.estimate.low:+.2f}, {gap.estimate.high:+.2f}]" in text
+    assert ("costs, over the same cells" in text) == (width < 200)
 
 
 def test_several_sources_have_a_table_each():

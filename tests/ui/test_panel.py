@@ -13,7 +13,7 @@ from recorded_run import EVIL, step_metrics
 from rich.console import Console
 
 from whippletree.loop.metrics import EvalMetrics, Log, StepMetrics
-from whippletree.ui.panel import RunView, agreement, clock, eval_text, sparkline, step_text, time_left
+from whippletree.ui.panel import RunView, agreement, clock, eval_text, sources_text, sparkline, step_text, time_left
 
 
 def step(number: int, at: float, **fields: object) -> StepMetrics:
@@ -148,11 +148,22 @@ def test_a_line_says_what_is_missing_and_what_failed():
     assert "no token of the current version" in line
     assert line.endswith("replayed")
     assert eval_text(evaluation(4, success=None, valid=0, failed=2, by_difficulty={})) == (
-        "held-out after 4 updates: success – of 0, 2 failed () in 6.0 s"
+        "held-out after 4 updates: success – of 0, 2 failed in 6.0 s"
     )
     assert eval_text(evaluation(4, failed=4, cut=2, success_of_all=0.1, by_difficulty={})) == (
-        "held-out after 4 updates: success 0.250 of 4, 4 failed, 2 cut at the evaluation's limit (0.100 of all) () in 6.0 s"
+        "held-out after 4 updates: success 0.250 of 4, 4 failed, 2 cut at the evaluation's limit (0.100 of all) in 6.0 s"
     )
+    several = {"mini": (5, 8), "pi": (0, 8)}
+    assert eval_text(evaluation(4, by_source=several)) == (
+        "held-out after 4 updates: success 0.250 of 4 (mini: 5/8; pi: 0/8) in 6.0 s"  # what each source, so each harness, did
+    )
+    assert "(depth 1, decoys 1: 1/4)" in eval_text(evaluation(4, by_source={"mini": (1, 4)}))
+    first, last = (
+        evaluation(0, by_source={"pi": (1, 8), "mini": (0, 0)}),
+        evaluation(4, by_source={"mini": (5, 8), "pi": (2, 8)}),
+    )
+    assert sources_text([first, last]) == "  mini: – → 0.625\n  pi: 0.125 → 0.250\n"
+    assert sources_text([first]) == sources_text([evaluation(0), evaluation(4, by_source={"mini": (1, 4)})]) == ""
     assert agreement(step(0, 1.0, logprob_max_abs_diff=3e-6, logprob_correlation=None, weight_check_diff=2e-6)) == (
         "logprobs max diff 3.0e-06, correlation –; weight check 2.0e-06"
     )

@@ -14,7 +14,7 @@ from whippletree.errors import StoreError
 from whippletree.loop.layout import Layout
 from whippletree.protocols import AttemptOutcome
 from whippletree.store import SqliteStore, open_store
-from whippletree.types import Event, Usage, VerifierResult
+from whippletree.types import Event, RubricScore, Usage, VerifierResult
 from whippletree.ui.rollout import make_console, print_rollout, print_rollouts
 
 
@@ -89,6 +89,22 @@ def test_what_a_sandbox_used_and_what_was_noted_is_shown(layout: Layout):
     assert "sandbox: 1.50 s of CPU, 3.0 MiB of memory at most, 0.5 MiB of files\n" in text
     assert "hack_suspected in attempt 1: trick download, evidence pypi.org:443 " in text and "phase in" not in text
     assert "network_refused in attempt 1: host xxx" in text and "x" * 500 not in text and "\x1b" not in text
+
+
+def test_what_judges_gave_and_what_is_waited_for_is_shown(layout: Layout):
+    given = RubricScore(name="style", model="m", score=0.5, criteria={"clear": 1.0, "short": 0.0}, why=f"too long{EVIL}")
+    silent = RubricScore(name="tone", problem="down")
+    with open_store(layout.store) as store:
+        store.create_rollouts([train_spec("a"), train_spec("b")]).result()
+        first, second = store.claim("w", 2).result()
+        result = VerifierResult(reward=0.5, rubrics=(given, silent))
+        store.finish(AttemptOutcome(attempt=msgspec.structs.replace(first, result=result))).result()
+        waiting = VerifierResult(reward=None, scores={"correct": 1.0}, pending=("style",))
+        store.hand_over(msgspec.structs.replace(second, result=waiting), "rubrics").result()
+        text, other = shown(store, layout, "a"), shown(store, layout, "b")
+    assert "rubric style: 0.5 by m (clear 1, short 0) too long" in text and "\x1b" not in text
+    assert "rubric tone: no score: down" in text
+    assert "waits for: style" in other and other.startswith("b: running, reward none")
 
 
 def test_rollouts_without_an_attempt_or_still_running_can_be_shown(layout: Layout):

@@ -10,11 +10,10 @@ import msgspec
 from whippletree.batching.estimators import ESTIMATORS
 from whippletree.batching.trees import Packing
 from whippletree.batching.weights import WEIGHTS
-from whippletree.configuration import Config
+from whippletree.configuration import Config, Share
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 AtLeast0 = Annotated[float, msgspec.Meta(ge=0.0)]
-Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Measure = Literal["sampled_tokens", "longest_call", "calls"]
 
 

@@ -29,21 +29,44 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from whippletree.batching.registry import Registry
 
-if TYPE_CHECKING:
-    from whippletree.batching.config import AdvantageConfig
-
 Float64 = npt.NDArray[np.float64]
-Estimator = Callable[[Sequence[Float64], "AdvantageConfig"], list[Float64]]
+
+
+class Scaling(Protocol):
+    """What estimators read of the settings of advantages, `batching.config.AdvantageConfig`, which says what each means."""
+
+    @property
+    def std(self) -> Literal["sample", "population"]:
+        """Which standard deviation."""
+        ...
+
+    @property
+    def eps(self) -> float:
+        """Added to what is divided by."""
+        ...
+
+    @property
+    def min_std(self) -> float:
+        """The least standard deviation."""
+        ...
+
+    @property
+    def resolution(self) -> float:
+        """Rewards that are no further apart are equal."""
+        ...
+
+
+Estimator = Callable[[Sequence[Float64], Scaling], list[Float64]]
 """(rewards, settings) → advantages. Both lists have one array of shape [voters] for each group, in one order."""
 
-GroupEstimator = Callable[[Float64, "AdvantageConfig"], Float64]
+GroupEstimator = Callable[[Float64, Scaling], Float64]
 
 
 def mean(values: Float64) -> float:
@@ -51,13 +74,13 @@ def mean(values: Float64) -> float:
     return math.fsum(values) / len(values) if len(values) else 0.0
 
 
-def deviation(values: Float64, settings: AdvantageConfig) -> float:
+def deviation(values: Float64, settings: Scaling) -> float:
     """Standard deviation (divided by n - 1 or n, as `settings.std` says); 0.0 where there is none. Shape [n]."""
     degrees = len(values) - (settings.std == "sample")
     return math.sqrt(math.fsum((values - mean(values)) ** 2) / degrees) if degrees > 0 else 0.0
 
 
-def equal(values: Float64, settings: AdvantageConfig) -> bool:
+def equal(values: Float64, settings: Scaling) -> bool:
     """Whether all differ by no more than `settings.resolution` (relative to their size, where that is above 1). Shape [n]."""
     if len(values) < 2:
         return True
@@ -65,7 +88,7 @@ def equal(values: Float64, settings: AdvantageConfig) -> bool:
     return high - low <= settings.resolution * max(1.0, abs(low), abs(high))
 
 
-def scale(std: float, settings: AdvantageConfig) -> float:
+def scale(std: float, settings: Scaling) -> float:
     """What advantages are divided by: d(s) of this module; 1 where that would be 0."""
     return (max(std, settings.min_std) + settings.eps) or 1.0
 
@@ -74,38 +97,38 @@ def group_relative(one: GroupEstimator) -> Estimator:
     """An estimator of a batch from one of a group; groups that say nothing give zeros."""
 
     @wraps(one)
-    def of_batch(rewards: Sequence[Float64], settings: AdvantageConfig) -> list[Float64]:
+    def of_batch(rewards: Sequence[Float64], settings: Scaling) -> list[Float64]:
         return [np.zeros(len(group)) if equal(group, settings) else one(group, settings) for group in rewards]
 
     return of_batch
 
 
 @group_relative
-def grpo(rewards: Float64, settings: AdvantageConfig) -> Float64:
+def grpo(rewards: Float64, settings: Scaling) -> Float64:
     """Centred on the group's mean, over its standard deviation."""
     return (rewards - mean(rewards)) / scale(deviation(rewards, settings), settings)
 
 
 @group_relative
-def dr_grpo(rewards: Float64, settings: AdvantageConfig) -> Float64:
+def dr_grpo(rewards: Float64, settings: Scaling) -> Float64:
     """Centred on the group's mean: without the division, groups of little spread count little."""
     return rewards - mean(rewards)
 
 
 @group_relative
-def rloo(rewards: Float64, settings: AdvantageConfig) -> Float64:
+def rloo(rewards: Float64, settings: Scaling) -> Float64:
     """Centred on the mean of the group's others."""
     return (rewards - mean(rewards)) * (len(rewards) / (len(rewards) - 1))
 
 
 @group_relative
-def rloo_scaled(rewards: Float64, settings: AdvantageConfig) -> Float64:
+def rloo_scaled(rewards: Float64, settings: Scaling) -> Float64:
     """Centred on the mean of the group's others, over the standard deviation of the whole group."""
     centred = (rewards - mean(rewards)) * (len(rewards) / (len(rewards) - 1))
     return centred / scale(deviation(rewards, settings), settings)
 
 
-def reinforce_plus_plus(rewards: Sequence[Float64], settings: AdvantageConfig) -> list[Float64]:
+def reinforce_plus_plus(rewards: Sequence[Float64], settings: Scaling) -> list[Float64]:
     """Centred on the batch's mean, over the batch's standard deviation; works with groups of one."""
     batch = np.concatenate(rewards) if rewards else np.zeros(0)
     if equal(batch, settings):
@@ -114,7 +137,7 @@ def reinforce_plus_plus(rewards: Sequence[Float64], settings: AdvantageConfig) -
     return [(group - baseline) / divisor for group in rewards]
 
 
-def reinforce_plus_plus_baseline(rewards: Sequence[Float64], settings: AdvantageConfig) -> list[Float64]:
+def reinforce_plus_plus_baseline(rewards: Sequence[Float64], settings: Scaling) -> list[Float64]:
     """Centred on the group's mean, over the standard deviation of the batch's centred rewards (their mean is 0)."""
     centred = dr_grpo(rewards, settings)
     batch = np.concatenate(centred) if centred else np.zeros(0)

@@ -7,13 +7,12 @@ Invariants (tests/batching/test_batching_registry.py):
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from whippletree.errors import ConfigurationError
+from whippletree.errors import ConfigurationError, did_you_mean
 from whippletree.loading import load_named
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,8 +44,7 @@ class Registry(Generic[F]):
         module, _, function = name.partition(":")
         if name in self.shipped or (module and function and not module.startswith(".")):
             return ""
-        near = difflib.get_close_matches(name, self.shipped, n=1, cutoff=0.5)
-        known = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(self.shipped))}"
+        known = did_you_mean(name, self.shipped, f"known: {', '.join(sorted(self.shipped))}")
         return f'{known}; write "module:function" for your own'
 
     def _own(self, name: str) -> F:

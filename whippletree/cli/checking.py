@@ -19,3 +19,5 @@ def check_harnesses(sections: Sequence[HarnessSection], origin: str, key: str) -
         settings = load_harness(section.name).settings
         if settings is not None:
             convert(settings, section.settings, f"{origin}.{number}.{key}")
+            for variant, over in section.variants.items():
+                convert(settings, section.settings | over, f"{origin}.{number}.{key} with variant {variant}")

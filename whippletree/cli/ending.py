@@ -3,7 +3,8 @@
     learner: last update, last evaluation ─► summary.json ─► ends
     gateway, engine, controller: see the new summary ─► say so ─► `SPARE_SECONDS` ─► SIGTERM to themselves: the orderly way out
 
-Under `whippletree train` the supervisor is faster: it stops them as soon as the learner has ended.
+Those that `whippletree train` supervises do not look: it stops them as soon as the learner has ended, and one that ended before
+would be taken for dead and started again.
 Invariants (tests/cli/test_ending.py):
 - a summary that was there before (of a run that is resumed) ends nobody; one that is written later does, with status 0;
 - a run that was interrupted has no summary: its processes wait for the resumed learner.
@@ -17,7 +18,7 @@ import threading
 from pathlib import Path
 
 LOOK_SECONDS = 2.0
-SPARE_SECONDS = 10.0  # for a supervisor to be first, and for the learner to let go
+SPARE_SECONDS = 10.0  # for the learner to let go
 
 
 def end_with_run(summary: Path, name: str, *, look: float = LOOK_SECONDS, spare: float = SPARE_SECONDS) -> None:

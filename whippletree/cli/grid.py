@@ -4,13 +4,13 @@ eval ─► grid directory ─► model by model (loop/grid/running.py) ─► t
 
 Invariants (tests/loop/test_grid_running.py):
 - the same command again goes on where it was stopped, and says so; --overwrite begins anew;
+- what was found is on the terminal before anything of it is written, so that a full disk loses no table;
 - status 0: every cell was judged; 1: some are invalid or missing; 130: it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,12 +19,21 @@ from pathlib import Path
 from rich.console import Console
 
 from whippletree.cli.checking import check_harnesses
-from whippletree.cli.claiming import claimed
+from whippletree.cli.claiming import claimed, overwrite, resumable
 from whippletree.configuration import load
 from whippletree.errors import ConfigurationError
 from whippletree.loop.grid.config import GridConfig
-from whippletree.loop.grid.running import GridLayout, GridRun, open_grid, read_grid, resolve_tasks, write_results
-from whippletree.loop.grid.tables import ALL, Results
+from whippletree.loop.grid.running import (
+    Found,
+    GridLayout,
+    GridRun,
+    find_results,
+    open_grid,
+    read_grid,
+    resolve_tasks,
+    write_results,
+)
+from whippletree.loop.grid.tables import ALL
 from whippletree.ui.grid import GridView, print_results
 from whippletree.ui.grid_pictures import draw_grid
 from whippletree.ui.rollout import make_console
@@ -60,9 +69,9 @@ def evaluate_grid(arguments: argparse.Namespace, cache: Path) -> int:
         config, layout = _open(arguments, held)
         run = GridRun(config, layout, cache=cache, observer=(view := GridView(0, console=console)))
         view.total = run.total
-        with view:
-            results = run.run(retry_invalid=arguments.retry_invalid)
-        return _finish(results, layout)
+        with resumable("eval", layout.directory), view:
+            found = run.run(retry_invalid=arguments.retry_invalid)
+        return _finish(found, layout)
 
 
 def _open(arguments: argparse.Namespace, held: ExitStack) -> tuple[GridConfig, GridLayout]:
@@ -76,20 +85,22 @@ def _open(arguments: argparse.Namespace, held: ExitStack) -> tuple[GridConfig, G
     directory = arguments.run_dir or Path(config.grid.directory) / config.grid.name
     held.enter_context(claimed(directory))
     if arguments.overwrite and GridLayout(directory).config.is_file():
-        shutil.rmtree(directory)
+        overwrite(directory, [arguments.run_file])
     return config, open_grid(config, directory)
 
 
 def report_grid(directory: Path) -> int:
     """Read the records of a grid again; write its tables and its picture."""
     config, layout = read_grid(directory)
-    return _finish(write_results(config, layout, resolve_tasks(config, layout)), layout)
+    return _finish(find_results(config, layout, resolve_tasks(config, layout)), layout)
 
 
-def _finish(results: Results, layout: GridLayout) -> int:
-    console = make_console()
+def _finish(found: Found, layout: GridLayout) -> int:
+    console, results = make_console(), found.results
     print_results(results, console)
+    write_results(found, layout)
     names = ["grid.csv", "differences.csv", "cells.jsonl", "grid.json"]
-    console.out("\n".join([str(draw_grid(results, layout.picture)), *(str(layout.directory / name) for name in names)]))
+    console.out("\n".join(str(layout.directory / name) for name in names))
+    console.out(str(draw_grid(results, layout.picture)))
     blocks = [block for block in results.blocks if block.source == ALL]
     return 0 if all(block.valid == block.cells for block in blocks) else 1

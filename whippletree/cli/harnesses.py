@@ -76,10 +76,13 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(found)
         return 0
+    rows = [("harness", "version", "launch", "package", "state")]
     for report in found:
-        how = f"{report.package.kind}, {report.package.size_mb} MB" if report.package else "nothing to install"
-        state = "installed" if report.installed else "not installed"
-        print(f"{report.name:16} {report.version:10} {'/'.join(report.facts.launches):13} {how:16} {state}")
+        how = f"{report.package.kind}, {report.package.size_mb} MB" if report.package else "none"
+        state = ("installed" if report.installed else "not installed") if report.package else "ready"
+        rows.append((report.name, report.version, "/".join(report.facts.launches), how, state))
+    for name, version, launches, how, state in rows:
+        print(f"{name:16} {version:10} {launches:13} {how:16} {state}")
     return 0
 
 

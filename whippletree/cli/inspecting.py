@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
+from whippletree.cli import rollout_grade
 from whippletree.cli.checking import check_harnesses
+from whippletree.cli.numbers import natural
 from whippletree.configuration import Config, apply_override, convert, dump, load
 from whippletree.errors import ConfigurationError
 from whippletree.loop.config import RunConfig
-from whippletree.loop.layout import Layout
+from whippletree.loop.layout import Layout, recorded
 from whippletree.protocols import Store
 from whippletree.store import open_store
 from whippletree.traces import Trace
@@ -93,7 +95,7 @@ def _add_rollouts(commands: Any) -> None:
     listing.add_argument("run_dir", type=Path)
     listing.add_argument("--state", default="", choices=["queuing", "running", "succeeded", "failed"], help="only these")
     listing.add_argument("--purpose", default="", choices=["train", "eval"], help="only these")
-    listing.add_argument("--limit", type=int, default=50, help="at most so many, oldest first; 0: all")
+    listing.add_argument("--limit", type=natural, default=50, help="at most so many, oldest first; 0: all")
     listing.set_defaults(run=_rollouts_list)
     show = rollouts.add_parser("show", help="one rollout: phases, calls, messages, tokens")
     show.add_argument("run_dir", type=Path)
@@ -111,20 +113,20 @@ def _add_rollouts(commands: Any) -> None:
     compare.add_argument("trajectory", type=Path, nargs="?", help="an ATIF document; default: the one kept with the rollout")
     compare.set_defaults(run=_rollouts_reconcile)
 
+    rollout_grade.add_command(rollouts)
     shell = rollouts.add_parser("shell", help="open the machine of an attempt, as its snapshot has it")
     shell.add_argument("run_dir", type=Path)
     shell.add_argument("rollout_id")
-    shell.add_argument("--attempt", type=int, default=0, metavar="N", help="which attempt; default: the last with a snapshot")
+    shell.add_argument(
+        "--attempt", type=natural, default=0, metavar="N", help="which attempt; default: the last with a snapshot"
+    )
     shell.add_argument("--user", default="", metavar="USER", help="as whom, by name or number; default: as the agent")
     shell.add_argument("--files", action="store_true", help="files only, where the processes cannot be restored here")
     shell.set_defaults(run=_rollouts_shell)
 
 
 def _open(run_dir: Path) -> Store:
-    layout = Layout(run_dir)
-    if not layout.store.is_dir():
-        raise ConfigurationError(f"{run_dir} has no store", "give the directory of a run, for example runs/demo")
-    return open_store(layout.store)
+    return open_store(recorded(run_dir).store)
 
 
 def _rollouts_list(arguments: argparse.Namespace) -> int:
@@ -189,10 +191,10 @@ def _rollouts_reconcile(arguments: argparse.Namespace) -> int:
 
 def _kept_account(run_dir: Path, rollout: Rollout) -> Path:
     """Where the account of a rollout's last attempt is kept."""
-    from whippletree.control.attempt import slug
+    from whippletree.control.place import attempt_directory
     from whippletree.control.records import ACCOUNT
 
-    path = Layout(run_dir).attempts / slug(rollout.spec.rollout_id) / str(rollout.attempt) / ACCOUNT
+    path = attempt_directory(run_dir, rollout.spec.rollout_id, rollout.attempt) / ACCOUNT
     if not path.is_file():
         cause = f"rollout {rollout.spec.rollout_id} has no account of its harness at {path}"
         raise ConfigurationError(cause, "give a document, or see `whippletree harness show` for whether the harness keeps one")

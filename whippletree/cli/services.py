@@ -3,7 +3,7 @@
 Invariants (tests/cli/test_services.py):
 - a restarted engine serves the weights that were published last, under their version;
 - each command writes its ready file only once it serves;
-- all of them end when the run has ended (ending.py).
+- all of them end when the run has ended: by themselves (ending.py), or where a supervisor started them, by its word.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def add_commands(commands: Any) -> None:
         parser = commands.add_parser(name, help=text)
         parser.add_argument("--run-dir", type=Path, required=True, help="directory of a run that `whippletree train` made")
         parser.add_argument("--exit-with-parent", type=int, default=0, help=argparse.SUPPRESS)
+        parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
         parser.set_defaults(run=run)
 
 
@@ -46,7 +47,7 @@ def _begin(arguments: argparse.Namespace) -> tuple[RunConfig, Layout]:
     layout = Layout(arguments.run_dir.resolve())
     config = load(RunConfig, layout.config)
     layout.ready(arguments.command).parent.mkdir(exist_ok=True)
-    if arguments.command != "learner":
+    if arguments.command != "learner" and not arguments.supervised:
         end_with_run(layout.summary, arguments.command)
     return config, layout
 
@@ -119,7 +120,8 @@ def _engine(arguments: argparse.Namespace) -> int:
 
 def _controller(arguments: argparse.Namespace) -> int:
     from whippletree.control.config import HarnessBinding
-    from whippletree.control.process import ControllerSpec, run
+    from whippletree.control.process import run
+    from whippletree.control.spec import ControllerSpec
 
     config, layout = _begin(arguments)
     services = layout.read_services()
@@ -136,6 +138,7 @@ def _controller(arguments: argparse.Namespace) -> int:
                 harness=source.harness.name,
                 source=source.name,
                 settings=source.harness.settings,
+                variants=source.harness.variants,
                 launch=source.harness.launch,
                 reward=source.reward,
             )

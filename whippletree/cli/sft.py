@@ -5,6 +5,8 @@ sft SFT.toml | RUN_DIR... ─► (exports of the runs) ─► update by update �
 
 Invariants (tests/cli/test_cli_sft.py):
 - what was left out is printed with its reasons;
+- nothing that it did not make is removed;
+- Ctrl-C ends it with status 130 after the update at hand, which is in a checkpoint;
 - --resume goes on from the last checkpoint with the directory's own configuration.
 """
 
@@ -13,15 +15,16 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import ExitStack
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
 
-from whippletree.cli.claiming import claimed
+from whippletree.cli.claiming import claimed, overwrite, resumable
 from whippletree.configuration import apply_override, convert, dump, load
 from whippletree.errors import ConfigurationError
 from whippletree.files import write_atomically
@@ -31,8 +34,12 @@ from whippletree.loop.models import DirectoryModel, prepare_model
 from whippletree.loop.sft.config import ExportConfig, SftConfig
 from whippletree.loop.sft.exporting import ACCOUNT, ExportAccount, export, run_layouts
 
+if TYPE_CHECKING:
+    from whippletree.loop.sft.training import SftRun
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "whippletree"
 CONFIG = "sft.toml"
+EXPORTED = "exported"  # of the directories of runs that it learns from
 
 
 def add_commands(commands: Any) -> None:
@@ -113,10 +120,29 @@ def _train(config: SftConfig, directory: Path, console: Console) -> int:
     write_atomically(directory / CONFIG, dump(config).encode())
     left = "".join(f"; left out: {count} x {reason}" for reason, count in run.encoded.dropped.items())
     console.out(f"{len(run.learned)} examples to learn from, {len(run.held)} held out, {len(run.batches)} updates{left}")
-    summary = run.run()
+    with resumable("sft", directory), _stopping(run):
+        summary = run.run()
     view.curve(directory)
     console.out(f"{directory / 'summary.json'}\n{summary.model}")
     return 0
+
+
+@contextmanager
+def _stopping(run: SftRun) -> Iterator[None]:
+    """Ctrl-C ends the run after the update at hand, a second one at once. Where it is ignored, as of a job in the background,
+    it stays so."""
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        run.stop()
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _open(arguments: argparse.Namespace, held: ExitStack) -> tuple[SftConfig, Path]:
@@ -136,8 +162,8 @@ def _open(arguments: argparse.Namespace, held: ExitStack) -> tuple[SftConfig, Pa
     if (directory / CONFIG).is_file():
         if not arguments.overwrite:
             raise ConfigurationError(f"{directory} holds a fine-tuning", "go on with --resume, or give --overwrite")
-        shutil.rmtree(directory)
-    shutil.rmtree(directory / "data", ignore_errors=True)  # of one that ended before it began
+        overwrite(directory, [*arguments.data, *map(Path, config.data)])
+    shutil.rmtree(directory / EXPORTED, ignore_errors=True)  # of one that ended before it began
     return config, directory
 
 
@@ -150,6 +176,8 @@ def _read(data: Sequence[Path], overrides: Sequence[str]) -> SftConfig:
     plain: dict[str, Any] = {"data": [str(path) for path in data]}
     for item in overrides:
         apply_override(plain, item)
+    if isinstance(plain.get("model"), dict):
+        plain["model"].setdefault("kind", "directory")  # as it is where nothing is said of the model
     return convert(SftConfig, plain, "command line")
 
 
@@ -165,7 +193,7 @@ def _exports(config: SftConfig, directory: Path) -> list[str]:
             data_files([name])
             found.append(name)
             continue
-        target = directory / "data" / f"{number:02d}"
+        target = directory / EXPORTED / f"{number:02d}"
         if not (target / ACCOUNT).is_file():
             print(account_text(export([path], target, config.export)))
         found.append(str(target))
@@ -177,7 +205,8 @@ def _model(config: SftConfig, data: Sequence[str]) -> Path:
     if not isinstance(config.model, DirectoryModel) or config.model.path:
         return prepare_model(config.model, seed=config.sft.seed, cache=CACHE / "models")
     for name in data:
-        account = Path(name) / ACCOUNT
+        path = Path(name).expanduser()
+        account = (path if path.is_dir() else path.parent) / ACCOUNT
         if account.is_file():
             runs = msgspec.json.decode(account.read_bytes(), type=ExportAccount).runs
             services = run_layouts([Path(runs[0])])[0].read_services()

@@ -2,7 +2,7 @@
 
 Invariants (tests/cli/test_cli_task_filtering.py):
 - kept and dropped are told by reason; status 1 while tasks are undecided or none is kept;
-- measuring goes on where it was interrupted, and only tasks that pass the rules are tried.
+- measuring goes on where it was interrupted, with the run file that it began with; only tasks that pass the rules are tried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from whippletree.cli.task_injecting import tell_tally
-from whippletree.configuration import convert
+from whippletree.configuration import convert, load
 from whippletree.errors import ConfigurationError
 from whippletree.tasks.filtering import FilterSettings, Measured, filter_tasks, measured, passing_rules
 from whippletree.tasks.images import HOSTS, Backing
@@ -98,32 +98,36 @@ def _read(directories: list[Path], settings: FilterSettings) -> dict[str, Measur
 
 def _measure(arguments: argparse.Namespace, settings: FilterSettings, backing: Backing) -> Path:
     """Let the model of a run file try the tasks that pass the rules; returns the directory of that run."""
+    from whippletree.cli.claiming import resumable
     from whippletree.cli.inspecting import load_run_file
-    from whippletree.cli.training import evaluate
+    from whippletree.cli.training import EVALUATION, evaluate_run
+    from whippletree.loop.config import RunConfig
     from whippletree.tasks.config import TrailFamily
     from whippletree.tasks.trail import write_tasks
 
-    home = arguments.to.absolute() / MEASURING
-    directory: Path = home / "run"
-    config = load_run_file(arguments.measure, ())
-    if len(config.sources) != 1:
+    home: Path = arguments.to.absolute() / MEASURING
+    directory, tried, beside = home / "run", home / "tasks", home / "beside"
+    if len((config := load_run_file(arguments.measure, ())).sources) != 1:
         raise ConfigurationError(f"{arguments.measure} has {len(config.sources)} sources", "name the one harness to measure in")
-    if (directory / "summary.json").is_file():
-        return directory
+    tasks = f'{{kind = "directory", train = "{beside / "train"}", heldout = "{tried}"}}'
+    overrides = (f"sources.0.tasks={tasks}", f"loop.eval_samples={settings.tries}", *EVALUATION)
     if (directory / "config.toml").is_file():
+        if load(RunConfig, directory / "config.toml") != load_run_file(arguments.measure, overrides):
+            cause = f"{arguments.measure} is not what was measured in {directory}"
+            raise ConfigurationError(cause, f"choose another directory by --to, or remove {home}")
+        if (directory / "summary.json").is_file():
+            return directory
         words = ["--resume", str(directory)]
     else:
-        tried, beside = home / "tasks", home / "beside"
         tried.mkdir(parents=True, exist_ok=True)
         for path in passing_rules(arguments.directory, settings, backing):
             if not (tried / path.name).is_symlink():
                 (tried / path.name).symlink_to(path.absolute())
         write_tasks(beside, TrailFamily(train=1, heldout=0))  # a run names training tasks, though none is run here
-        tasks = f'{{kind = "directory", train = "{beside / "train"}", heldout = "{tried}"}}'
         words = [str(arguments.measure), "--run-dir", str(directory)]
-        words += ["--set", f"sources.0.tasks={tasks}", "--set", f"loop.eval_samples={settings.tries}"]
-    with contextlib.redirect_stdout(sys.stderr):  # --json means one document
-        status = evaluate(words)
+        words += [word for override in overrides for word in ("--set", override)]
+    with contextlib.redirect_stdout(sys.stderr), resumable("tasks filter"):  # --json means one document
+        status = evaluate_run(words)
     if status:
         raise ConfigurationError(f"measuring ended with status {status}", "see what it said; the same command goes on with it")
     return directory

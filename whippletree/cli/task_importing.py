@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from whippletree.cli.numbers import amount, count, seconds
 from whippletree.cli.task_filtering import backing_of_flag
 from whippletree.cli.task_injecting import tell_decision, tell_tally
 from whippletree.configuration import convert
@@ -26,17 +27,18 @@ def add_importing(tasks: Any) -> None:
     harbor.add_argument("--sandbox", default="", metavar="KIND", help="read them for a backend; default: any without images")
     swe = kinds.add_parser("swe", help="rows shaped like SWE-bench's or SWE-smith's, with local git mirrors")
     swe.add_argument("--mirrors", required=True, metavar="DIR", help="directory with git repositories")
-    swe.add_argument("--most-tests", type=int, default=200, metavar="N", help="tests of a row, at most; default: 200")
+    swe.add_argument("--most-tests", type=count, default=200, metavar="N", help="tests of a row, at most; default: 200")
     swe.add_argument("--image", default=SweRows(mirrors="").image, help="image of the tasks; may hold {instance_id}")
     swe.add_argument("--framework", default="pytest", help="unittest or pytest; default: pytest")
     swe.add_argument("--start", default=".", metavar="DIR", help="where tests are looked for; default: .")
     swe.add_argument("--python-path", nargs="+", default=["."], metavar="DIR", help="default: .")
     swe.add_argument("--python", default="python3", help="the sandbox's Python; default: python3")
-    swe.add_argument("--seconds", type=float, default=300.0, help="of one run of the tests; default: 300")
+    swe.add_argument("--seconds", type=seconds, default=300.0, help="of one run of the tests; default: 300")
     questions = kinds.add_parser("questions", help="rows with a question and an answer")
     for name, default in (("question", "question"), ("answer", "answer"), ("name", "id")):
         questions.add_argument(f"--{name}", default=default, metavar="COLUMN", help=f"default: {default}")
-    questions.add_argument("--tolerance", type=float, default=0.0, metavar="X", help="how far a number may be off; default: 0")
+    questions.add_argument("--tolerance", type=amount, default=0.0, metavar="X", help="how far a number may be off; default: 0")
+    questions.add_argument("--corpus", default="", metavar="ROWS", help="documents to search: rows with id, title, text")
     for parser in (harbor, swe, questions):
         parser.add_argument("source", type=Path)
         parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="where tasks and journal are written")

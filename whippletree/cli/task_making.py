@@ -29,10 +29,13 @@ def add_making(tasks: Any) -> None:
 
 
 def _add_family(parser: argparse.ArgumentParser, settings: type[Config]) -> None:
-    family = settings()
+    family: Any = settings()
     for name, text in (("train", "training tasks"), ("heldout", "held-out tasks"), ("seed", "draws everything")):
         default = getattr(family, name)
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text}; default: {default}")
+    if "worlds" in settings.__struct_fields__:
+        parser.add_argument("--worlds", type=int, default=family.worlds, metavar="N", help="corpora of training tasks")
+        parser.add_argument("--plain", action="store_true", help="plain corpora, for models that know few words")
     lists: tuple[tuple[str, Callable[[str], object]], ...] = (
         ("families", str),
         ("forms", str),
@@ -49,7 +52,7 @@ def _make(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in ("train", "heldout", "seed")}
     given |= {
         name: found
-        for name in ("families", "forms", "grades", "steps")
+        for name in ("families", "forms", "grades", "steps", "worlds", "plain")
         if (found := getattr(arguments, name, None)) is not None
     }
     family = convert(arguments.settings, given, f"tasks make {arguments.kind}")

@@ -2,6 +2,7 @@
 
 Invariants (tests/cli/test_cli_tasks.py):
 - `validate` shows every problem of every task and exits with status 1 if there is one; a task is never run by it;
+- a directory of tasks stands for all of them, whatever else lies in it;
 - `check` and `run` leave no sandbox behind; `run` exits with status 1 when there is no reward;
 - with --json, standard output is one JSON document.
 """
@@ -12,7 +13,7 @@ import argparse
 import asyncio
 import functools
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +28,7 @@ from whippletree.configuration import convert
 from whippletree.errors import ConfigurationError
 from whippletree.protocols import Sandbox, SandboxSpec
 from whippletree.tasks.images import HOSTS, Backing
-from whippletree.tasks.reading import Reading, load_task, read_task
+from whippletree.tasks.reading import Reading, load_task, no_tasks, read_task, tasks_in
 from whippletree.tasks.reward import RewardExpression
 from whippletree.tasks.task import Task
 from whippletree.types import VerifierResult
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from whippletree.sandboxes.config import SandboxConfig
 
 T = TypeVar("T")
+_PATHS = "a task's directory, or one that holds tasks, for all of them"
 
 
 def add_commands(commands: Any) -> None:
@@ -51,13 +53,13 @@ def add_commands(commands: Any) -> None:
     listing.add_argument("directory", type=Path)
     listing.set_defaults(run=_list)
     validate = tasks.add_parser("validate", help="read tasks and say all that is wrong with them")
-    validate.add_argument("paths", type=Path, nargs="+", metavar="TASK")
+    validate.add_argument("paths", type=Path, nargs="+", metavar="TASK", help=_PATHS)
     validate.set_defaults(run=_validate)
     show = tasks.add_parser("show", help="print what was read of a task")
     show.add_argument("path", type=Path)
     show.set_defaults(run=_show)
     check = tasks.add_parser("check", help="oracle passes, no-op and untouched environment fail, each twice")
-    check.add_argument("paths", type=Path, nargs="+", metavar="TASK")
+    check.add_argument("paths", type=Path, nargs="+", metavar="TASK", help=_PATHS)
     check.set_defaults(run=_check)
     running = tasks.add_parser("run", help="run one task by hand, with its verifier")
     running.add_argument("path", type=Path, metavar="TASK")
@@ -148,9 +150,9 @@ def _print_json(value: object) -> None:
 
 def _list(arguments: argparse.Namespace) -> int:
     variables = _variables(arguments)
-    found = sorted(path.parent for path in arguments.directory.glob("*/task.toml"))
+    found = tasks_in(arguments.directory)
     if not found:
-        raise ConfigurationError(f"no task in {arguments.directory}", "each sub-directory with a task.toml is a task")
+        raise no_tasks(arguments.directory)
     backing = _backing(arguments)
     readings = [read_task(path, variables, backing) for path in found]
     if arguments.json:
@@ -159,6 +161,11 @@ def _list(arguments: argparse.Namespace) -> int:
     for path, reading in zip(found, readings, strict=True):
         print(f"{path.name}  {_line(reading)}")
     return 0
+
+
+def _named(paths: Sequence[Path]) -> list[Path]:
+    """The tasks that were meant: a directory that is no task, but holds some, stands for all of them."""
+    return [task for path in paths for task in ((not (path / "task.toml").exists() and tasks_in(path)) or [path])]
 
 
 def _line(reading: Reading) -> str:
@@ -175,10 +182,11 @@ def _line(reading: Reading) -> str:
 def _validate(arguments: argparse.Namespace) -> int:
     variables = _variables(arguments)
     backing = _backing(arguments)
-    readings = [_noted(arguments, read_task(path, variables, backing)) for path in arguments.paths]
+    paths = _named(arguments.paths)
+    readings = [_noted(arguments, read_task(path, variables, backing)) for path in paths]
     if arguments.json:
         _print_json(readings)
-    for path, reading in zip(arguments.paths, readings, strict=True):
+    for path, reading in zip(paths, readings, strict=True):
         if not arguments.json:
             notes = [f"note: {note}" for note in reading.task.notes] if reading.task else []
             lines = [printable(line) for line in (*map(str, reading.problems), *notes)]
@@ -204,7 +212,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     make, rule, variables, backing = _maker(arguments), _rule(arguments), _variables(arguments), _backing(arguments)
     checks = []
-    for path in arguments.paths:
+    for path in _named(arguments.paths):
         task = load_task(path, variables, backing)
         judged = functools.partial(check_task, make_sandbox=make, rule=rule, reach=_reach(arguments, task))
         checks.append(asyncio.run(_with_images(arguments, task, judged)))

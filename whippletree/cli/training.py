@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from whippletree.cli.claiming import claimed
+from whippletree.cli.claiming import claimed, overwrite, resumable
 from whippletree.cli.inspecting import load_run_file
 from whippletree.configuration import dump, load
 from whippletree.control.supervisor import Supervisor
@@ -27,7 +26,7 @@ from whippletree.errors import ConfigurationError, ProcessError
 from whippletree.gateway.keys import load_secret
 from whippletree.loop.config import RunConfig
 from whippletree.loop.layout import Layout
-from whippletree.loop.metrics import Summary
+from whippletree.loop.metrics import Log, Summary
 from whippletree.loop.models import prepare_model
 from whippletree.loop.processes import learner_child, moved_services, new_services, sampling_children
 from whippletree.loop.watch import Watch
@@ -35,11 +34,12 @@ from whippletree.protocols import Store
 from whippletree.sandboxes import choose
 from whippletree.store import open_store
 from whippletree.types import Purpose
-from whippletree.ui.panel import RunView
+from whippletree.ui.panel import RunView, sources_text
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "whippletree"
 POLL_SECONDS = 0.5
 PURPOSES: tuple[Purpose, ...] = ("train", "eval")
+EVALUATION = ("loop.steps=0",)  # the overrides that make a run one of its held-out tasks alone
 
 
 def add_commands(commands: Any) -> None:
@@ -64,15 +64,17 @@ def _add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("--retry-invalid", action="store_true", help="grids: run cells again that were not judged")
 
 
-def evaluate(words: Sequence[str]) -> int:
-    """`whippletree eval` with these words, as a part of another command. Raises WhippletreeError."""
+def evaluate_run(words: Sequence[str]) -> int:
+    """`whippletree eval` of one run with these words, as a part of another command, which adds EVALUATION and says how to go on
+    after Ctrl-C. Raises WhippletreeError."""
     parser = argparse.ArgumentParser(prog="whippletree eval")
     _add_arguments(parser, "eval")
-    return _evaluate(parser.parse_args(words))
+    with ExitStack() as held:
+        return _run_in(*_open(parser.parse_args(words), (), held), Console())
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    return _run(arguments, ())
+    return _run(arguments, "train", ())
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -82,14 +84,15 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         return evaluate_grid(arguments, CACHE / "models")
     if arguments.retry_invalid:
         raise ConfigurationError("--retry-invalid is for grids", "leave it out: a run's evaluation is one line")
-    return _run(arguments, ("loop.steps=0",))
+    return _run(arguments, "eval", EVALUATION)
 
 
-def _run(arguments: argparse.Namespace, more: tuple[str, ...]) -> int:
+def _run(arguments: argparse.Namespace, command: str, more: tuple[str, ...]) -> int:
     console = Console(force_terminal=False if arguments.plain else None)
     with ExitStack() as held:
         config, layout = _open(arguments, more, held)
-        return _run_in(config, layout, console)
+        with resumable(command, layout.directory):
+            return _run_in(config, layout, console)
 
 
 def _run_in(config: RunConfig, layout: Layout, console: Console) -> int:
@@ -128,7 +131,7 @@ def _open(arguments: argparse.Namespace, more: tuple[str, ...], held: ExitStack)
     if layout.config.exists():
         if not arguments.overwrite:
             raise ConfigurationError(f"{directory} holds a run", f"go on with --resume {directory}, or give --overwrite")
-        shutil.rmtree(layout.directory)
+        overwrite(layout.directory, [arguments.run_file])
     layout.directory.mkdir(parents=True, exist_ok=True)
     layout.config.write_text(dump(config), encoding="utf-8")
     return config, layout
@@ -142,7 +145,7 @@ def _prepare(config: RunConfig, layout: Layout, view: RunView) -> None:
     view.say("writing tasks")
     sources, heldout = resolve_sources(config, layout)
     view.say(f"{sum(len(source.tasks) for source in sources)} training tasks, {len(heldout)} held-out tasks")
-    view.say("preparing the model (cached)")
+    view.say("preparing the model (minutes where it has to be made; then it is kept in the cache)")
     model = prepare_model(config.model, seed=config.run.seed, cache=CACHE / "models")
     load_secret(layout.secret)
     layout.write_services(
@@ -203,7 +206,8 @@ def _finish(layout: Layout, console: Console) -> int:
     after = "–" if summary.heldout_after is None else f"{summary.heldout_after:.3f}"
     console.out(
         f"held-out success {before} → {after}; {summary.rollouts} rollouts, {summary.calls} calls, "
-        f"{summary.tokens_trained} tokens trained in {summary.seconds_total:.0f} s\n{layout.summary}\n{page}",
+        f"{summary.tokens_trained} tokens trained in {summary.seconds_total:.0f} s\n"
+        f"{sources_text(Log(layout.directory).evals())}{layout.summary}\n{page}",
         highlight=False,
     )
     return 0

@@ -22,9 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-import re
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -41,6 +39,7 @@ from whippletree.control.keeping import Keeping, Shelf
 from whippletree.control.launch import HIDDEN, KILL_SECONDS, Launcher, Launchers
 from whippletree.control.measuring import measured
 from whippletree.control.phases import CLEANUP, Ended, Phases
+from whippletree.control.place import attempt_directory, slug
 from whippletree.control.policy import AgentEnd, Row, SealReport, blame, cut_short, judge, row_of
 from whippletree.control.reaching import AttemptNetwork
 from whippletree.errors import ConfigurationError, SandboxError, WhippletreeError
@@ -92,11 +91,9 @@ class Parts:
     imaging: Imaging
     shelf: Shelf
 
-
-def slug(rollout_id: str) -> str:
-    """A name for paths and processes: readable, safe, and different for different ids."""
-    safe = re.sub(r"[^A-Za-z0-9_-]+", "-", rollout_id)[:24]
-    return f"{safe}-{hashlib.sha256(rollout_id.encode()).hexdigest()[:8]}"
+    def place(self, rollout_id: str, attempt: int) -> Path:
+        """The directory of an attempt's files."""
+        return attempt_directory(self.directory, rollout_id, attempt)
 
 
 class AttemptRun:
@@ -109,7 +106,7 @@ class AttemptRun:
         self.key = mint(parts.secret, spec.rollout_id, attempt.attempt)
         self._phases = Phases(parts.config.deadlines.total, self._report)
         self._name = f"{parts.prefix}{slug(spec.rollout_id)}-{attempt.attempt}"
-        self._directory = parts.directory / "attempts" / slug(spec.rollout_id) / str(attempt.attempt)
+        self._directory = parts.place(spec.rollout_id, attempt.attempt)
         self._defence = Defence(parts.config.defence, parts.store, attempt, parts.directory / "hidden")
         self._network = AttemptNetwork(parts.config.network, parts.store, attempt, self._defence)
         self._images = HeldImages(parts.imaging)
@@ -149,7 +146,7 @@ class AttemptRun:
         except Exception as error:
             log.exception("%s attempt %d: unexpected error in phase %s", self.spec.rollout_id, self.attempt.attempt, self.phase)
             cause = self._cause(blame(error, self.phase), f"unexpected {error!r}", "the controller's log has the traceback")
-        if result is not None and result.reward is None and cause is None:
+        if result is not None and result.reward is None and cause is None and not result.pending:
             cause = self._cause(CauseClass.VERIFIER, "the verifier gave neither a reward nor a cause", "mend the verifier")
         if cause is not None and cause.cause is not CauseClass.CANCELLED:
             with contextlib.suppress(asyncio.CancelledError):  # it has failed already, and is cleaned up now
@@ -201,10 +198,11 @@ class AttemptRun:
             if not goes_on(step, found):
                 await self._seal(end)
                 break
-        result = total(task, judged, reward_rule(binding.reward, self.parts.config.reward))
+        later = self.parts.config.rubrics_of(self.spec.source)
+        result = total(task, judged, reward_rule(binding.reward, self.parts.config.reward), later)
         if (short := self._cut_short) and not self._row(short).reward_valid:
             self._cut_short = None
-            result = msgspec.structs.replace(result, reward=None, cause=short)
+            result = msgspec.structs.replace(result, reward=None, cause=short, pending=())
         return msgspec.structs.replace(result, steps=tuple(self._steps)) if len(task.steps) > 1 else result
 
     def _row(self, cause: Cause) -> Row:

@@ -5,20 +5,19 @@ Invariants (tests/control/test_control_config.py): every default is valid; a lim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
-from whippletree.configuration import Config
+from whippletree.configuration import Config, Count, Seconds
 from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.control.policy import OnLimit, RestartPolicy
-from whippletree.errors import ConfigurationError
+from whippletree.control.rubrics.config import RubricConfig, check_rubrics
+from whippletree.errors import ConfigurationError, did_you_mean
 from whippletree.sandboxes import egress_rules
 from whippletree.tasks.reward import RewardExpression
-from whippletree.types import CauseClass, Launch
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+from whippletree.types import CauseClass, Launch, RolloutSpec
 
 
 def check_reward(text: str) -> None:
@@ -27,6 +26,15 @@ def check_reward(text: str) -> None:
         reward_rule(text)
     except ConfigurationError as error:
         raise ValueError(str(error)) from error
+
+
+def check_rubric_sources(config: ControlConfig, sources: Sequence[str]) -> None:
+    """Raises ConfigurationError where a rubric names a source that is not there."""
+    for rubric in config.rubrics:
+        for name in rubric.sources:
+            if name not in sources:
+                step = did_you_mean(name, sources, f"the sources are: {', '.join(sources)}")
+                raise ConfigurationError(f"rubric {rubric.name}: there is no source {name!r}", step)
 
 
 def reward_rule(*texts: str) -> RewardExpression | None:
@@ -138,6 +146,9 @@ class ControlConfig(Config):
     reward: str = ""
     """The training reward from a verifier's named scores, for example "0.8 * correct + 0.2 * style" (docs/tasks.md); empty: the
     score named "reward", or the only one."""
+    rubrics: tuple[RubricConfig, ...] = ()
+    """Scores that judge models give once an attempt is over, by rubrics; reward expressions name them like the tests' scores
+    (docs/rubrics.md). With launch = "kubernetes" they see no files."""
     variables: dict[str, str] = {}
     """Values of the ${NAME}s in tasks' variables. They are in the run's configuration file: no place for secrets."""
     snapshots: Literal["off", "failed", "all"] = "off"
@@ -157,13 +168,21 @@ class ControlConfig(Config):
     """Jobs; used with launch = "kubernetes"."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a reward that is no expression, and for snapshots of what no sandbox of ours runs; `convert`
-        adds the key."""
+        """Raises ValueError for a reward that is no expression, for rubrics of one name or of files in pods, and for snapshots
+        of what no sandbox of ours runs; `convert` adds the key."""
         check_reward(self.reward)
+        check_rubrics(self.rubrics)
+        files = next((rubric.name for rubric in self.rubrics if rubric.files), "")
+        if files and self.launch == "kubernetes":
+            raise ValueError(f"rubric {files} wants files, and what a Job left is gone with its pod: leave its files out")
         if self.launch == "kubernetes" and self.network != NetworkConfig():
             raise ValueError("network is not for Jobs: pods reach what kubernetes.network says")
         if self.snapshots != "off" and self.launch == "kubernetes":
             raise ValueError('snapshots are of sandboxes on this machine: with launch = "kubernetes" leave them "off"')
+
+    def rubrics_of(self, source: str) -> tuple[str, ...]:
+        """The rubrics that score the rollouts of a source."""
+        return tuple(rubric.name for rubric in self.rubrics if not rubric.sources or source in rubric.sources)
 
     def on_limit(self, cause: CauseClass) -> OnLimit:
         """What the setting of a cause says that has one (policy.LIMITS)."""
@@ -184,6 +203,8 @@ class HarnessBinding(Config):
     """Name of a shipped adapter, or "module:Class"; "" means the harness's name."""
     settings: dict[str, object] = {}
     """The adapter's settings."""
+    variants: dict[str, dict[str, object]] = {}
+    """Settings that go over these for the rollouts that name a variant."""
     launch: Literal["", "pool", "process"] = ""
     """How it is launched; "" means `control.launch`."""
     reward: str = ""
@@ -192,3 +213,14 @@ class HarnessBinding(Config):
     def __post_init__(self) -> None:
         """Raises ValueError for a reward that is no expression; `convert` adds the key."""
         check_reward(self.reward)
+
+    def of(self, spec: RolloutSpec) -> dict[str, object]:
+        """The settings of a rollout, under its variant. Raises ConfigurationError where there is no such variant."""
+        if not spec.variant:
+            return self.settings
+        if spec.variant not in self.variants:
+            raise ConfigurationError(
+                f"rollout {spec.rollout_id}: source {spec.source!r} has no variant {spec.variant!r} of {spec.harness}",
+                "name it in the run file's sources, under harness.variants",
+            )
+        return self.settings | self.variants[spec.variant]

@@ -11,12 +11,14 @@ Invariants (tests/control/test_controller.py):
 - an attempt whose rollout was cancelled is stopped and cleaned up, and then its place is free;
 - a controller that starts re-queues what a killed one left running, and removes its sandboxes;
 - one controller per run directory: a second one is refused while the first lives;
-- at its end every rollout that it claimed is finished or queuing again, and no sandbox is left.
+- at its end every rollout that it claimed is finished, queuing again or handed over to be scored (grading.py), and no sandbox
+  is left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -28,10 +30,12 @@ from pathlib import Path
 from whippletree import sandboxes
 from whippletree.control.ahead import ahead
 from whippletree.control.attempt import AttemptRun, Parts, to_the_end
+from whippletree.control.grading import Grader
 from whippletree.control.policy import decide, row_of
-from whippletree.errors import ConfigurationError, ConflictError
+from whippletree.control.rubrics.scoring import Record
+from whippletree.errors import ConfigurationError
 from whippletree.files import locked
-from whippletree.protocols import AttemptOutcome, Store
+from whippletree.protocols import AttemptOutcome
 from whippletree.store.cancelling import Cancellations
 from whippletree.types import Attempt, Cause
 from whippletree.watchdog import LoopWatch
@@ -57,6 +61,8 @@ class Controller:
         self._worker = f"{self._prefix}{os.getpid()}-{secrets.token_hex(3)}"
         self._running: dict[asyncio.Task[None], AttemptRun] = {}
         self._stop = asyncio.Event()
+        record = Record(store=parts.store, read=parts.imaging.read, place=parts.place)
+        self._grader = Grader(record, parts.config.rubrics, parts.directory, worker=worker)
         self._cancellations = Cancellations(parts.store)
 
     @property
@@ -71,14 +77,17 @@ class Controller:
     async def run(self) -> None:
         """Until `stop`. Raises StoreError when outcomes cannot be written."""
         with only_one(self.parts.directory / LOCK):
+            await self._grader.open()
             await self._take_over()
             self.started.set()
+            grading = asyncio.create_task(self._grader.run(), name="rubrics")
             async with self.watch.watching():
                 try:
                     async with ahead(self.parts.imaging, self.parts.store):
-                        await self._reconcile()
+                        await self._reconcile(grading)
                 finally:
                     await self._wind_down()
+                    await called_off(grading)
         log.info("controller ended; the longest lag of its event loop was %.3f s", self.watch.worst)
 
     async def _take_over(self) -> None:
@@ -87,7 +96,7 @@ class Controller:
             log.info("%d attempts that an earlier controller left are queued again", len(left))
         await asyncio.to_thread(sandboxes.clean, self.parts.sandbox, self.parts.prefix)
 
-    async def _reconcile(self) -> None:
+    async def _reconcile(self, grading: asyncio.Task[None]) -> None:
         config = self.parts.config
         pause = config.busy_poll_seconds
         stopped = asyncio.create_task(self._stop.wait())
@@ -98,8 +107,10 @@ class Controller:
                     self._launch(attempt)
                 pause = config.busy_poll_seconds if claimed else min(pause * 2, config.idle_poll_seconds)
                 self._stop_cancelled()
-                await asyncio.wait({stopped, *self._running}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({stopped, grading, *self._running}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 self._reap()
+                if grading.done():
+                    grading.result()
         finally:
             stopped.cancel()
 
@@ -150,7 +161,7 @@ class Controller:
         await self.parts.sealer.seal(ended.rollout_id, ended.attempt, CUT_SECONDS, crashed=False)
 
     async def _write(self, outcome: AttemptOutcome) -> None:
-        self.finished += await write_end(self.parts.store, outcome)
+        self.finished += await self._grader.end(outcome)
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -182,17 +193,11 @@ class Controller:
                 task.cancel()
 
 
-async def write_end(store: Store, outcome: AttemptOutcome) -> bool:
-    """Report how an attempt ended; whether its rollout has ended by that. Raises StoreError."""
-    attempt = outcome.attempt
-    try:
-        kept = await asyncio.wrap_future(store.finish(outcome))
-    except ConflictError as error:  # somebody else has ended the rollout through the API
-        log.warning("%s: its end is not what is recorded: %s", attempt.rollout_id, error)
-        return False
-    if not kept:
-        log.warning("%s attempt %d was fenced off: its end changes nothing", attempt.rollout_id, attempt.attempt)
-    return kept and not outcome.requeue
+async def called_off(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end. Raises what it has raised."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def _describe(attempt: Attempt, cause: Cause) -> str:

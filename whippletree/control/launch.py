@@ -79,7 +79,7 @@ class Launchers:
 
     def __init__(self, bindings: Sequence[HarnessBinding], config: ControlConfig, log_directory: Path) -> None:
         self._bindings = {(binding.source, binding.harness): binding for binding in bindings}
-        self._launchers: dict[tuple[str, str], Launcher] = {}
+        self._launchers: dict[tuple[str, str, str], Launcher] = {}
         self._launch = config.launch
         self.pools: list[Pool] = []
         directory = Path(config.harness_directory).expanduser() if config.harness_directory else None
@@ -100,7 +100,12 @@ class Launchers:
             else:
                 cause = f"harness {adapter} cannot run inside a pool host"
                 raise ConfigurationError(cause, 'set launch = "process" in [sources.harness], or control.launch')
-            self._launchers[binding.source, binding.harness] = launcher
+            self._launchers[binding.source, binding.harness, ""] = launcher
+            for variant, settings in binding.variants.items():
+                own = launcher
+                if launch == "process" and isinstance(harness, ConfiguredHarness):
+                    own = ProcessLauncher(harness.configured(binding.settings | settings))
+                self._launchers[binding.source, binding.harness, variant] = own
 
     def _kind(self, binding: HarnessBinding) -> tuple[str, Launch]:
         return binding.adapter or binding.harness, binding.launch or self._launch
@@ -118,14 +123,16 @@ class Launchers:
             await pool.close()
 
     def find(self, spec: RolloutSpec) -> tuple[Launcher, HarnessBinding]:
-        """What runs this rollout. Raises ConfigurationError."""
+        """What runs this rollout, and its binding with the settings of its variant. Raises ConfigurationError."""
         binding = self._bindings.get((spec.source, spec.harness)) or self._bindings.get(("", spec.harness))
         if binding is None:
             raise ConfigurationError(
                 f"rollout {spec.rollout_id}: source {spec.source!r} has no harness {spec.harness!r}",
                 "name it in the run file's sources",
             )
-        return self._launchers[binding.source, binding.harness], binding
+        settings = binding.of(spec)
+        launcher = self._launchers[binding.source, binding.harness, spec.variant]
+        return launcher, msgspec.structs.replace(binding, settings=settings)
 
 
 class PoolLauncher:

@@ -2,7 +2,8 @@
 
 Invariants (tests/control/test_policy.py):
 - back-off delays grow up to their maximum, and a process that keeps dying runs out of restarts;
-- a harness that did its job, or ran out of time or steps, is verified; every other end is a failure with one cause.
+- a harness that did its job, or ran out of time or steps, is verified; every other end is a failure with one cause; so is any
+  end while no engine answers, however the harness puts it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 
-from whippletree.configuration import Config
+from whippletree.configuration import Amount, Config, Natural
 from whippletree.errors import AlignmentError, ConfigurationError, ImageError, SandboxError, TaskError, WhippletreeError
 from whippletree.protocols import HarnessResult
 from whippletree.store.failures import LIMITS, TABLE, Decision, OnLimit, Row, decide, failure_table, row_of
@@ -62,6 +63,7 @@ class AgentEnd(Struct):
 class SealReport(Struct):
     """What is known once an attempt is sealed: how the gateway failed to answer at once, and, if the harness crashed, the
     errors of engines none of which answers. "" means no trouble. `refused_keys`: keys that the gateway has refused so far.
+    `unanswered`: why the last call of the harness got no answer from any engine.
 
     Example: SealReport(gateway_trouble="the gateway at 127.0.0.1:8100 is not there: connection refused")
     """
@@ -69,17 +71,23 @@ class SealReport(Struct):
     gateway_trouble: str = ""
     engine_trouble: str = ""
     refused_keys: int = 0
+    unanswered: str = ""
 
 
 def judge(end: AgentEnd, seal: SealReport, calls: Sequence[Call]) -> Cause | None:
     """The cause that makes an attempt invalid, or None when it can be verified.
 
-    A harness that crashed because its model calls failed is not blamed for it.
+    A harness that crashed because its model calls failed is not blamed for it. Nor is one that ended, or whose time ran out,
+    while its last call had no answer: what it left is not all that the model would have done.
     """
     if end.cause is not None:
         return end.cause
     said = end.result.message[-MESSAGE_LIMIT:]
-    engines = seal.engine_trouble or next((f"call {call.call_id}: {call.error}" for call in reversed(calls) if call.error), "")
+    engines = (
+        seal.engine_trouble
+        or seal.unanswered
+        or next((f"call {call.call_id}: {call.error}" for call in reversed(calls) if call.error), "")
+    )
     if end.result.crashed and seal.gateway_trouble:
         return _cause(
             CauseClass.GATEWAY, f"{seal.gateway_trouble}; the harness ended with: {said}", "look at the gateway's log"
@@ -94,8 +102,12 @@ def judge(end: AgentEnd, seal: SealReport, calls: Sequence[Call]) -> Cause | Non
         )
     if end.result.crashed:
         return _cause(CauseClass.HARNESS, said or "the harness crashed without a message", "look at the attempt's agent.log")
+    status = "its time ran out" if end.timed_out else f"it ended with {end.result.exit_status!r}"
+    if seal.unanswered:
+        return _cause(
+            CauseClass.ENGINE, f"no engine answered its last call: {seal.unanswered}; {status}", "look at the engine's log"
+        )
     if not any(call.sampled_tokens for call in calls):
-        status = "its time ran out" if end.timed_out else f"it ended with {end.result.exit_status!r}"
         return _cause(
             CauseClass.NO_CALLS,
             f"the harness got no model reply; {status}: {said}",
@@ -122,13 +134,13 @@ def _cause(kind: CauseClass, message: str, next_step: str = "") -> Cause:
 class RestartPolicy(Config):
     """When a process that died is started again."""
 
-    limit: int = 5
+    limit: Natural = 5
     """Restarts allowed within the window; 0 means never."""
-    window_seconds: float = 60.0
+    window_seconds: Amount = 60.0
     """A process that stayed up this long has its restarts forgotten."""
-    first_delay: float = 0.1
+    first_delay: Amount = 0.1
     """Seconds before the first restart; each further one waits twice as long."""
-    max_delay: float = 5.0
+    max_delay: Amount = 5.0
     """Longest wait between two restarts, in seconds."""
 
 

@@ -17,48 +17,20 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from whippletree.configuration import Config, convert
+from whippletree.configuration import convert
 from whippletree.control.attempt import Parts
-from whippletree.control.config import ControlConfig, HarnessBinding
 from whippletree.control.controller import Controller
 from whippletree.control.imaging import Imaging
 from whippletree.control.keeping import GIB, Shelf
 from whippletree.control.launch import Launchers
 from whippletree.control.seal import GatewaySealer
-from whippletree.errors import ConfigurationError, WhippletreeError
+from whippletree.control.spec import ControllerSpec
+from whippletree.errors import ConfigurationError, WhippletreeError, words_of
 from whippletree.files import write_json
 from whippletree.gateway.keys import control_key, load_secret
-from whippletree.sandboxes.config import SandboxConfig
 from whippletree.store import StoreConfig, open_store
 
 log = logging.getLogger(__name__)
-
-
-class ControllerSpec(Config):
-    """Everything that a controller process needs to know."""
-
-    directory: str
-    """The run directory: attempts' output, hosts' logs and the controller's lock go there."""
-    store: str
-    """Directory of the run's store."""
-    secret: str
-    """File with the run's signing secret, from which the attempts' keys and the control key are derived."""
-    gateway_url: str
-    """Where the gateway listens, for example http://127.0.0.1:8100."""
-    gateway_ports: tuple[int, ...] = ()
-    """The own ports of the gateway's workers, where it has several."""
-    model: str = "policy"
-    """The model name that harnesses are told."""
-    worker: str = "local"
-    """Name of this controller in the store; a controller takes over what an earlier one of its name left."""
-    ready_file: str = ""
-    """Written (JSON) once rollouts are being taken; "" for none."""
-    harnesses: tuple[HarnessBinding, ...] = ()
-    """Which adapter runs what rollouts name, with its settings per source."""
-    sandbox: SandboxConfig = SandboxConfig()
-    """The attempts' sandboxes."""
-    control: ControlConfig = ControlConfig()
-    """Concurrency, launch mode and limits."""
 
 
 class ControllerReady(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +145,7 @@ def read_spec(path: Path) -> ControllerSpec:
     try:
         data = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}", "give a controller's spec as JSON") from error
+        raise ConfigurationError(f"cannot read {path}: {words_of(error)}", "give a controller's spec as JSON") from error
     return convert(ControllerSpec, data, str(path))
 
 

@@ -43,13 +43,13 @@ class GatewaySealer:
         """See attempt.Sealer. The gateway counts as silent when a first try failed, even if a later one did not."""
         silence = ""
         engines = ""
-        done, refused = False, 0
+        done, refused, unanswered = False, 0, ""
         try:
             async with asyncio.timeout(limit):
                 while isinstance(answer := await self._try_seal(rollout_id, attempt, limit / 2), str):
                     silence = answer
                     await asyncio.sleep(RETRY_SECONDS)
-                done, refused = True, answer.refused_keys
+                done, refused, unanswered = True, answer.refused_keys, answer.unanswered
                 if crashed and not silence:
                     engines = await self._engine_trouble()
         except TimeoutError:
@@ -59,7 +59,7 @@ class GatewaySealer:
             log.warning("%s attempt %d: the gateway refused to seal it: %s", rollout_id, attempt, refusal)
         if not done:
             await asyncio.wrap_future(self._store.seal(rollout_id, attempt))
-        return SealReport(gateway_trouble=silence, engine_trouble=engines, refused_keys=refused)
+        return SealReport(gateway_trouble=silence, engine_trouble=engines, refused_keys=refused, unanswered=unanswered)
 
     def close(self) -> None:
         """Drop what is still being asked."""

@@ -43,6 +43,7 @@ class ChatReader:
         self._ids: bool | None = None  # whether this turn is told in ids; None before its first token
         self._prompt_given = False
         self._sampled = 0  # ids
+        self._pieces = 0  # of an answer that is told in text
         self._finish: Finish | None = None
         self.policy_version = 0
         self.begun = False
@@ -95,7 +96,7 @@ class ChatReader:
             policy_version=self.policy_version,
             finish_reason=finish,
             prompt_tokens=usage.prompt_tokens or len(self._prompt),
-            sampled_tokens=usage.completion_tokens or self._sampled,
+            sampled_tokens=usage.completion_tokens or self._sampled or self._pieces,
             cached_tokens=(details.cached_tokens or 0) if details else 0,
         )
 
@@ -141,6 +142,7 @@ class ChatReader:
             self._ids = bool(found and values and self._prompt)
             self.begun = True
         if not self._ids:
+            self._pieces += _says_something(choice)
             return
         if len(found) != len(values):
             raise EngineError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from whippletree.configuration import Config
+from whippletree.configuration import Amount, Config, Count, Natural
 from whippletree.engines.embedded.config import EmbeddedConfig
 
 __all__ = [
@@ -39,25 +39,25 @@ class VllmConfig(Config, tag_field="kind", tag="vllm"):
     host: str = "127.0.0.1"
     """Address that a started server binds. Anyone who reaches it can swap the weights, so keep it on loopback."""
 
-    port: int = 8100
+    port: Natural = 8100
     """TCP port of a started server."""
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the served weights. On CPU float32 agrees with the learner to about 3e-5, bfloat16 to about 0.05 on average."""
 
-    context: int = 0
+    context: Natural = 0
     """Longest prompt + answer in tokens; 0 takes the model's own limit."""
 
-    max_running: int = 64
+    max_running: Natural = 64
     """Requests computed at once."""
 
     eager: bool = True
     """Compute without compiled graphs: starts sooner. False is faster on GPUs."""
 
-    threads: int = 1
+    threads: Natural = 1
     """CPU backend: OpenMP threads."""
 
-    kv_cache_gib: int = 2
+    kv_cache_gib: Natural = 2
     """CPU backend: memory for the KV cache, GiB."""
 
     arguments: list[str] = []
@@ -79,10 +79,10 @@ class SglangConfig(Config, tag_field="kind", tag="sglang"):
     api_key_file: str = ""
     """File with the server's --api-key, if it has one; empty: none is sent."""
 
-    context: int = 0
+    context: Natural = 0
     """Longest prompt + answer in tokens; 0 asks the server."""
 
-    experts_per_token: int = 0
+    experts_per_token: Natural = 0
     """Of a mixture-of-experts model started with --enable-return-routed-experts: how many experts a token uses
     (num_experts_per_tok in its config.json). Routed experts are then asked for and recorded; 0 leaves them out."""
 
@@ -102,7 +102,7 @@ class HostedConfig(Config, tag_field="kind", tag="hosted"):
     api_key_env: str = ""
     """Name of the environment variable that holds the key, where there is no file."""
 
-    context: int = 131_072
+    context: Count = 131_072
     """Longest prompt + answer in tokens; APIs do not tell it."""
 
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
@@ -120,29 +120,29 @@ class HostedConfig(Config, tag_field="kind", tag="hosted"):
     omit: list[str] = []
     """Fields that the API refuses and that are therefore left out, such as "temperature" or "stream_options"."""
 
-    silence: float = 600.0
+    silence: Amount = 600.0
     """Seconds without a byte after which a call counts as failed."""
 
 
 class Faults(Config):
     """What goes wrong on purpose, to test everything that must survive it. Counts are of requests, from the first one on."""
 
-    unavailable: int = 0
+    unavailable: Natural = 0
     """This many requests find no engine (status 503 over HTTP)."""
 
-    broken: int = 0
+    broken: Natural = 0
     """This many requests, after those, fail with an error that is no word of retry (status 500 over HTTP)."""
 
-    reset_after: int = 0
+    reset_after: Natural = 0
     """Every stream is cut off after this many tokens; 0 means never."""
 
-    resets: int = 0
+    resets: Natural = 0
     """Only this many streams are cut off; 0 means every one."""
 
-    error_after: int = 0
+    error_after: Natural = 0
     """Every stream ends in an error after this many tokens (over HTTP inside a reply of status 200); 0 means never."""
 
-    errors: int = 0
+    errors: Natural = 0
     """Only this many streams end in an error; 0 means every one."""
 
     drop_ids: bool = False
@@ -151,10 +151,10 @@ class Faults(Config):
     no_logprobs: bool = False
     """Replies carry token ids but no logprobs."""
 
-    first_token_seconds: float = 0.0
+    first_token_seconds: Amount = 0.0
     """The first token takes this long."""
 
-    token_seconds: float = 0.0
+    token_seconds: Amount = 0.0
     """Every token takes this long."""
 
 
@@ -167,19 +167,19 @@ class ScriptedConfig(Config, tag_field="kind", tag="scripted"):
     host: str = "127.0.0.1"
     """Address that the process binds."""
 
-    port: int = 0
+    port: Natural = 0
     """TCP port of the process; 0 takes a free one."""
 
     name: str = "policy"
     """Name under which the model is listed."""
 
-    seed: int = 0
+    seed: Natural = 0
     """Seed of the distribution."""
 
-    vocabulary: int = 512
+    vocabulary: Natural = 512
     """Token ids run from 0 to this, exclusive. With `model`, its tokenizer's vocabulary is used instead."""
 
-    context: int = 1024
+    context: Natural = 1024
     """Longest prompt + answer in tokens."""
 
     script: str = ""
@@ -194,7 +194,7 @@ class ScriptedConfig(Config, tag_field="kind", tag="scripted"):
     stop_token: str = "<|im_end|>"
     """Token put after an answer that is a text; empty: none."""
 
-    chunk_tokens: int = 1
+    chunk_tokens: Natural = 1
     """Tokens in one event of a stream."""
 
     faults: Faults = Faults()

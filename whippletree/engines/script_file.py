@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from whippletree.engines.config import ScriptedConfig
-from whippletree.errors import ConfigurationError
+from whippletree.errors import ConfigurationError, words_of
 from whippletree.types import Struct
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _entries(path: str) -> list[str | list[int]]:
         entries = msgspec.json.decode(Path(path).read_bytes(), type=list[str | list[int]])
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigurationError(
-            f"engine.script {path}: {error}", "write a JSON list of answers, each a text or a list of token ids"
+            f"engine.script {path}: {words_of(error)}", "write a JSON list of answers, each a text or a list of token ids"
         ) from error
     if not entries:
         raise ConfigurationError(f"engine.script {path} is empty", "write at least one answer")

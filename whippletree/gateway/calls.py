@@ -108,7 +108,7 @@ class Calls:
             draft.error = str(error) if isinstance(error, WhippletreeError) else f"internal error: {error!r}"
             raise
         finally:
-            session.preferred = turn.preferred
+            session.preferred, session.unanswered = turn.preferred, sampled.trouble
 
     def _feed(self, draft: Draft, live: LiveCall) -> Feed:
         request, prompt = draft.request, draft.prompt

@@ -9,10 +9,8 @@ from typing import Annotated
 
 import msgspec
 
-from whippletree.configuration import Config
+from whippletree.configuration import Config, Count, Seconds
 
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
 LONGEST_LEASE = 2_592_000.0  # seconds
 
 

@@ -12,6 +12,7 @@ with the error, which its record carries.
 Invariants (tests/gateway/test_gateway_generation.py, test_gateway_pause.py):
 - a turn that goes on elsewhere is resumed with prompt + sampled ids: nothing is sampled twice;
 - sampled tokens ≤ min(the run's limit, the harness's, room in the context);
+- a turn that ends, in whatever way, while no engine gives it anything says why (`Sampled.trouble`);
 - an interrupted turn goes on after the hold, and its record says which tokens came from which policy version.
 """
 
@@ -75,13 +76,15 @@ class Generator:
                     reason, misaligned = error, misaligned + 1
                     self.misaligned += 1
                     if misaligned >= MISALIGNED_LIMIT:
+                        sampled.trouble = str(error)
                         raise
+            progress = len(sampled.ids) > count
+            sampled.trouble = "" if sampled.ended() or interrupted or progress else str(reason)
             if sampled.ended():
                 return
             self.resumed += bool(sampled.ids)
             if interrupted:
                 continue
-            progress = len(sampled.ids) > count
             waited = 0.0 if progress else waited + time.monotonic() - started
             if waited >= self._config.engine_wait_limit:
                 raise RequestError(str(reason), "try again later", status=503, code="engine_unavailable") from reason

@@ -231,7 +231,7 @@ class Lineage:
         if starter:
             return Break(cause="new_thread", origin=starter)
         unlike = not tools and messages[0].role == "system" and not shares[0]
-        summary = self._summary(messages[:1] if unlike else messages, forms)
+        summary = self._summary(messages[:1] if unlike else messages, set(forms))
         if summary is not None:
             return Break(cause="compaction", origin=summary.call.call_id, shares=summary.call.call_id)
         for place in reversed(range(len(forms))):
@@ -255,8 +255,16 @@ class Lineage:
                 told.append(message.content)
         return started_by(told, ((node.call.call_id, node.texts) for node in reversed(self.nodes.values())))
 
-    def _summary(self, messages: Sequence[Message], forms: Sequence[Fingerprint]) -> Node | None:
-        """The call whose reply stands at the start of these messages for what was left out.
+    def summary_after(self, base: Node, messages: Sequence[Message], forms: Sequence[Fingerprint]) -> str:
+        """The call whose reply stands behind `base` for the turns that a request leaves out which goes on from it; "" for none.
+
+        So do harnesses that keep their first turns when they shorten their history: another request went on from there before.
+        """
+        summary = self._summary(messages[base.messages + 1 :], set(forms)) if base.continued else None
+        return "" if summary is None else summary.call.call_id
+
+    def _summary(self, messages: Sequence[Message], answered: set[Fingerprint]) -> Node | None:
+        """The call whose reply stands at the start of these messages for what was left out. `answered`: forms of the request.
 
         It is a reply that nothing went on from. It stands, whole or as what it has between marks, in a system or user message
         before the first turn, or is itself the first turn, of another request than the one that it answered.
@@ -269,7 +277,6 @@ class Lineage:
                 break
             if message.role in ("system", "user"):
                 early.append(message.content)
-        answered = set(forms)
         for node in reversed(self.nodes.values()):
             text = node.reply.content.strip()
             if node.continued or len(text) < SHORTEST_SUMMARY:

@@ -141,7 +141,7 @@ def settle(lineage: Lineage, plan: Plan, composed: Composed, thread: str) -> Pro
     """The prompt's place in the tree as it is now, and why it is a new prefix. `thread`: the harness's name of the
     conversation."""
     parent = plan.base if composed.bridged else lineage.find_parent(composed.ids)
-    found = Break(cause="") if composed.bridged else _break(lineage, plan, composed, parent, thread)
+    found = _goes_on(lineage, plan) if composed.bridged else _break(lineage, plan, composed, parent, thread)
     known = 0 if parent is None else parent.length
     return Prompt(
         ids=composed.ids,
@@ -160,10 +160,17 @@ def settle(lineage: Lineage, plan: Plan, composed: Composed, thread: str) -> Pro
 
 def _break(lineage: Lineage, plan: Plan, composed: Composed, parent: Node | None, thread: str) -> Break:
     if plan.base is not None:
-        return Break(cause=_changed(plan, plan.base, composed))
+        return msgspec.structs.replace(_goes_on(lineage, plan), cause=_changed(plan, plan.base, composed))
     if plan.same is None and parent is not None:
         return Break(cause="")
     return _start(lineage, plan, thread)
+
+
+def _goes_on(lineage: Lineage, plan: Plan) -> Break:
+    """No new prefix where a request goes on from its base; behind it may stand a summary of other turns."""
+    if plan.base is None:
+        return Break(cause="")
+    return Break(cause="", origin=lineage.summary_after(plan.base, plan.request.messages, plan.prints.forms))
 
 
 def _start(lineage: Lineage, plan: Plan, thread: str) -> Break:
@@ -187,7 +194,7 @@ def _changed(plan: Plan, base: Node, composed: Composed) -> PrefixBreak:
 
 def unrendered(lineage: Lineage, plan: Plan, thread: str) -> Prompt:
     """The place of a request whose prompt an engine makes: no ids, a cause only where its messages go on from no call."""
-    found = Break(cause="") if plan.base is not None else _start(lineage, plan, thread)
+    found = _goes_on(lineage, plan) if plan.base is not None else _start(lineage, plan, thread)
     return Prompt(
         ids=NO_IDS,
         delta=NO_IDS,

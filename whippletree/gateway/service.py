@@ -273,7 +273,12 @@ class Gateway:
         sealed = await asyncio.wrap_future(self._store.seal(key.rollout_id, key.attempt))
         self._drop(key)
         calls = await asyncio.to_thread(self._store.calls, key.rollout_id, key.attempt)
-        return SealReport(sealed=sealed, calls=len(calls), delivered=sum(call.delivered for call in calls))
+        return SealReport(
+            sealed=sealed,
+            calls=len(calls),
+            delivered=sum(call.delivered for call in calls),
+            unanswered=session.unanswered if session is not None else "",
+        )
 
     async def _settle(self, session: Session, limit: float) -> None:
         """Wait for an attempt's calls; cancel those that wait for their turn, or that nobody waits for, at once, and the others

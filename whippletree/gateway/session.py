@@ -48,6 +48,7 @@ class Session:
         self.turns = 0  # requests that were begun, for seeds
         self.next_index = 0
         self.preferred = -1  # the replica that has this attempt's prefix
+        self.unanswered = ""  # why the call that ended last got no answer; "" where it got one
         self.users = 0  # handlers that work with it
         self.used = time.monotonic()  # when it was last asked for
         self.lease_seconds = lease_seconds

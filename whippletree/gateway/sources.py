@@ -55,7 +55,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     """A turn as far as it is sampled. Times are seconds since the epoch, 0.0 where not reached.
 
     `told`: set where an engine's chat endpoint made it; below grade "tokens" ids and logprobs stay out of the record.
-    `constrained`: the engine held it to the request's schema.
+    `constrained`: the engine held it to the request's schema. `trouble`: why the last try gave nothing, or "".
     """
 
     ids: list[int] = []
@@ -72,6 +72,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     constrained: bool = False
     submitted: float = 0.0
     first_token: float = 0.0
+    trouble: str = ""
 
     def ended(self) -> bool:
         """Whether the turn is sampled to its end."""

@@ -29,6 +29,7 @@ class SealReport(Struct):
 
     `sealed` is false when the attempt is not its rollout's current one (it can report nothing anyway).
     `refused_keys`: keys that opened nothing since the gateway started; a harness that replaced its key shows there.
+    `unanswered`: why the attempt's last call got no answer from any engine; "" where it got one.
 
     Example: SealReport(sealed=True, calls=5, delivered=5)
     """
@@ -37,6 +38,7 @@ class SealReport(Struct):
     calls: int
     delivered: int
     refused_keys: int = 0
+    unanswered: str = ""
 
 
 class GatewayStatus(Struct):

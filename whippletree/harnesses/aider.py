@@ -21,7 +21,7 @@ from whippletree.harnesses.atif_steps import Steps
 from whippletree.harnesses.ends import crashed, last_words
 from whippletree.harnesses.packages import HOME, Packaged, read_settings
 from whippletree.harnesses.python_config import AiderSettings
-from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, Metrics
 
 VERSION = "0.86.2"
@@ -38,6 +38,7 @@ _OFF = (
 )  # fmt: skip
 _MARK = re.compile(r"^(TO LLM|LLM RESPONSE) (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)$")
 _ERROR = re.compile(r"^litellm\.(?:exceptions\.)?(\w+)", re.MULTILINE)
+_REASONING = re.compile(r"<(thinking-content-[0-9a-f]{32})>\n\n(.*?)\n\n</\1>\s*", re.DOTALL)  # as its log marks it
 _RULE = "\n-------\n"
 _TOKEN_LIMIT = "has hit a token limit!"
 
@@ -53,13 +54,20 @@ class Aider(Packaged):
         dialects=("chat",),
         streams=True,
         second_request="single",
-        sampled_turn="exact, where it is asked to mend its edit",
+        sampled_turn="exact without its reasoning, where it is asked to mend its edit",
         side_calls=("commit message",),
         exit_code="0 also after an error of the model's server; its log says whether the model answered.",
         fixed_prompt_chars=3_700,
+        ends_at=("overflow",),
+        probe=Probe(
+            edit="I write the file.\n\n{path}\n```\n{text}\n```\n",
+            bad_edit="I write a file.\n\n```\nwithout a name\n```\n",
+            side_mark="Git commit messages",
+        ),
         notes=(
             "It has no tools and runs no commands for the model; the model writes edits as text.",
             "It asks again, at most three times, where an edit cannot be applied or the model names a new file.",
+            "Reasoning is not sent back, so where it asks again the prefix of a model that thinks breaks.",
             "An instruction that begins with / or ! would be a command of aider's, so it is refused.",
             "Where the working directory is no git repository it makes one.",
         ),
@@ -122,8 +130,10 @@ class Aider(Packaged):
         steps, told = Steps(), 0
         for kind, time, text in _entries(records[LOG]):
             if kind == "LLM RESPONSE":
+                thought = _REASONING.match(text)
                 if text:
-                    steps.turn(text, [], Metrics(), timestamp=time)
+                    reasoning, said = (thought[2], text[thought.end() :]) if thought else ("", text)
+                    steps.turn(said, [], Metrics(), reasoning=reasoning, timestamp=time)
                 continue
             messages = list(_messages(text))
             for role, said in messages[told:]:

@@ -18,7 +18,7 @@ import msgspec
 
 from whippletree.harnesses.atif_steps import Steps, counts
 from whippletree.harnesses.config import ClaudeCodeSettings
-from whippletree.harnesses.ends import crashed, last_words, out_of_context, timed_out
+from whippletree.harnesses.ends import crashed, last_words, out_of_context, timed_out, turn_too_long
 from whippletree.harnesses.packages import HOME, Packaged, read_settings, root_of
 from whippletree.harnesses.reading import TIMED_OUT, json_lines, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
@@ -55,6 +55,7 @@ _LEAN = (
     "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS",
     "DISABLE_PROMPT_CACHING",
 )
+_CUT = "output token maximum"  # in its own words
 _SYNTHETIC = "<synthetic>"  # the model of a turn that the harness wrote itself
 
 
@@ -175,6 +176,8 @@ class ClaudeCode(Packaged):
             return HarnessResult(exit_status="TurnLimit", steps=max(0, steps - 1), message=said, ran_out="budget")
         if end.terminal_reason == "prompt_too_long":
             return out_of_context(steps, said)
+        if end.is_error and _CUT in said:
+            return turn_too_long(steps, said)
         if end.is_error or end.subtype != "success" or exit_code != 0:
             status = "ApiError" if end.is_error and end.subtype == "success" else end.subtype or f"Exit{exit_code}"
             return crashed(status, steps, said or last_words(output))

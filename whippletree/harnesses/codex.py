@@ -20,7 +20,7 @@ import msgspec
 from whippletree.configuration import toml_value
 from whippletree.harnesses.atif_steps import Steps, counts, text_of
 from whippletree.harnesses.config import CodexSettings
-from whippletree.harnesses.ends import crashed, last_words, out_of_context, timed_out
+from whippletree.harnesses.ends import crashed, last_words, out_of_context, timed_out, turn_too_long
 from whippletree.harnesses.packages import HOME, Packaged, read_settings
 from whippletree.harnesses.reading import TIMED_OUT, json_lines, tool_call
 from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
@@ -32,6 +32,7 @@ SESSIONS = f"{CODEX_HOME}/sessions/**/*.jsonl"
 INSTRUCTIONS = f"{CODEX_HOME}/instructions.md"
 KEY = "WHIPPLETREE_KEY"
 _OVERFLOW = "ran out of room in the model's context window"  # in its own words
+_CUT = "reason: max_output_tokens"
 _MACHINES = {"x86_64": ("x64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _LEAN_FEATURES = dict.fromkeys(
     ("plugins", "apps", "goals", "remote_plugin", "view_image", "image_generation", "tool_suggest", "hooks", "sleep_tool"),
@@ -162,6 +163,8 @@ class Codex(Packaged):
             return HarnessResult(exit_status="Completed", steps=steps, message=last_words(said))
         if end is not None and end.error is not None and _OVERFLOW in end.error.message:
             return out_of_context(steps, end.error.message)
+        if end is not None and end.error is not None and _CUT in end.error.message:
+            return turn_too_long(steps, end.error.message)
         if end is not None and end.error is not None:
             return crashed("TurnFailed", steps, last_words(end.error.message))
         return crashed(f"Exit{exit_code}", steps, last_words(output))

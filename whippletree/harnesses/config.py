@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from whippletree.configuration import Config
+from whippletree.configuration import Config, Natural
 
 
 class MiniSettings(Config):
@@ -33,19 +33,19 @@ class MiniSettings(Config):
     action_regex: str = ""
     """Text mode: where the command is in the turn (its first group); empty: mini's own, a block called mswea_bash_command."""
 
-    step_limit: int = 20
+    step_limit: Natural = 20
     """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
 
-    format_error_limit: int = 3
+    format_error_limit: Natural = 3
     """Turns without a command, in a row, after which the attempt ends; 0: no limit."""
 
-    command_seconds: int = 30
+    command_seconds: Natural = 30
     """Time limit of one command, seconds."""
 
     environment: dict[str, str] = {}
     """Further environment variables of the commands."""
 
-    quick_retries: int = 2
+    quick_retries: Natural = 2
     """Repeats of a model request that failed, within about two seconds; the gateway joins repeats into one call."""
 
 
@@ -72,22 +72,22 @@ class ClaudeCodeSettings(Config):
     tools: tuple[str, ...] = ()
     """Names of the built-in tools to offer; empty: those of the profile."""
 
-    step_limit: int = 0
+    step_limit: Natural = 0
     """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
 
-    context_tokens: int = 200_000
+    context_tokens: Natural = 200_000
     """The model's context as it is told, in tokens, at least 100,000; close to it the history is compacted."""
 
     compaction: bool = True
     """Whether it compacts its history by itself."""
 
-    output_tokens: int = 8192
+    output_tokens: Natural = 8192
     """The longest turn that it asks for, in tokens."""
 
-    command_seconds: int = 120
+    command_seconds: Natural = 120
     """Time limit of one command that names none of its own, seconds."""
 
-    request_retries: int = 2
+    request_retries: Natural = 2
     """How often it repeats a model request that fails; the gateway joins repeats into one call."""
 
     arguments: tuple[str, ...] = ()
@@ -121,16 +121,16 @@ class CodexSettings(Config):
     features: dict[str, bool] = {}
     """Its feature switches, by the names that `codex features list` prints; they go before the profile's."""
 
-    context_tokens: int = 200_000
+    context_tokens: Natural = 200_000
     """The model's context as it is told, in tokens."""
 
-    compact_tokens: int = 0
+    compact_tokens: Natural = 0
     """Length of the history, in tokens, at which it is compacted; 0: nine tenths of the context."""
 
-    request_retries: int = 2
+    request_retries: Natural = 2
     """How often it repeats a model request, or a stream that broke; the gateway joins repeats into one call."""
 
-    stream_seconds: int = 300
+    stream_seconds: Natural = 300
     """How long a stream may be silent before it is given up, seconds."""
 
     arguments: tuple[str, ...] = ()
@@ -161,13 +161,13 @@ class PiSettings(Config):
     tools: tuple[str, ...] = ("read", "bash", "edit", "write")
     """Names of the built-in tools to offer; besides the default ones it has `grep`, `find` and `ls`."""
 
-    step_limit: int = 0
+    step_limit: Natural = 0
     """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
 
-    context_tokens: int = 200_000
+    context_tokens: Natural = 200_000
     """The model's context as it is told, in tokens; close to it the history is compacted."""
 
-    output_tokens: int = 8192
+    output_tokens: Natural = 8192
     """The longest turn that it asks for, in tokens."""
 
     reasoning: bool = False
@@ -176,7 +176,7 @@ class PiSettings(Config):
     compaction: bool = True
     """Whether it compacts its history by itself."""
 
-    request_retries: int = 3
+    request_retries: Natural = 3
     """How often it repeats a model request that fails."""
 
     arguments: tuple[str, ...] = ()
@@ -198,13 +198,13 @@ class GeminiSettings(Config):
     tools: tuple[str, ...] = ()
     """Names of the built-in tools to offer; empty: all."""
 
-    step_limit: int = 0
+    step_limit: Natural = 0
     """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
 
     directory_tree: bool = False
     """Whether the first message lists the files of the working directory."""
 
-    request_attempts: int = 3
+    request_attempts: Natural = 3
     """How often it makes one model request that fails, at most 10."""
 
 
@@ -223,13 +223,14 @@ class OpenCodeSettings(Config):
     tools: tuple[str, ...] = ()
     """Names of the built-in tools to offer; empty: all."""
 
-    step_limit: int = 0
-    """Model calls after which it asks for a last answer without tools; 0: no limit."""
+    step_limit: Natural = 0
+    """Model calls of the main agent after which the attempt ends (then it is judged as it stands); in the last one the model is
+    told to answer without tools. 0: no limit."""
 
-    context_tokens: int = 200_000
+    context_tokens: Natural = 200_000
     """The model's context as it is told, in tokens; close to it the history is compacted."""
 
-    output_tokens: int = 8192
+    output_tokens: Natural = 8192
     """The longest turn as it is told, in tokens."""
 
     compaction: bool = True
@@ -257,13 +258,13 @@ class QwenSettings(Config):
     tools: tuple[str, ...] = ()
     """Names of the built-in tools to offer; empty: all."""
 
-    step_limit: int = 0
+    step_limit: Natural = 0
     """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
 
-    context_tokens: int = 200_000
+    context_tokens: Natural = 200_000
     """The model's context as it is told, in tokens; close to it the history is compressed. 0: what it knows of the name."""
 
-    request_retries: int = 2
+    request_retries: Natural = 2
     """How often it repeats a model request that fails."""
 
 
@@ -291,16 +292,16 @@ class WhiteboxSettings(Config):
     observation: str = "exit code {exit_code}\n{output}"
     """What the model is shown of a command's end: {output}, {exit_code}."""
 
-    observation_limit: int = 10_000
+    observation_limit: Natural = 10_000
     """Characters of an output that are shown; of a longer one the middle is left out. 0: no limit."""
 
     reminder: str = ""
     """What the model is told after a turn without a call; empty: such a turn is the answer, and ends the attempt."""
 
-    step_limit: int = 20
+    step_limit: Natural = 20
     """Model calls after which the attempt ends (then it is judged as it stands); 0: no limit."""
 
-    compact_every: int = 0
+    compact_every: Natural = 0
     """Turns after which the history is replaced by a summary, again and again; 0: never. Each stretch becomes a sample."""
 
     summary: Literal["own", "model"] = "own"
@@ -315,11 +316,11 @@ class WhiteboxSettings(Config):
     summary_request: str = "Sum up the work so far in a few lines, without a call. Your notes replace this conversation."
     """How the model is asked for a summary."""
 
-    command_seconds: int = 30
+    command_seconds: Natural = 30
     """Time limit of one command, seconds."""
 
     environment: dict[str, str] = {}
     """Further environment variables of the commands."""
 
-    quick_retries: int = 2
+    quick_retries: Natural = 2
     """Repeats of a model request that failed, within about a second; the gateway joins repeats into one call."""

@@ -1,7 +1,7 @@
 """How the attempts of harnesses end, in the words that adapters share. Pure.
 
-Invariants (tests/harnesses/test_ends.py): a message is at most MESSAGE_LIMIT characters of an output's end; a time limit and a
-context that is full are limits of the run, never a crash.
+Invariants (tests/harnesses/test_ends.py): a message is at most MESSAGE_LIMIT characters of an output's end; a time limit, a
+context that is full and a turn that is too long are limits of the run, never a crash.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ def timed_out(steps: int) -> HarnessResult:
 def out_of_context(steps: int, message: str) -> HarnessResult:
     """The next prompt did not fit the model's context, and it gave up."""
     return HarnessResult(exit_status="ContextWindowExceeded", steps=steps, message=message, ran_out="budget")
+
+
+def turn_too_long(steps: int, message: str) -> HarnessResult:
+    """The model's turn was cut at the run's limit of tokens, and it gave up."""
+    return HarnessResult(exit_status="OutputLimit", steps=steps, message=message, ran_out="budget")
 
 
 def crashed(status: str, steps: int, message: str) -> HarnessResult:

@@ -110,7 +110,9 @@ class GeminiCli(Packaged):
         steps = sum(event.type == "tool_use" for event in events) + 1 if events else 0
         end = next((event for event in reversed(events) if event.type == "result"), None)
         if exit_code == _TURN_LIMIT:
-            return HarnessResult(exit_status="TurnLimit", steps=steps, ran_out="budget")
+            return HarnessResult(
+                exit_status="TurnLimit", steps=max(0, steps - 1), ran_out="budget"
+            )  # no turn came after the tools
         if end is not None and end.status == "success" and exit_code == 0:
             tools = [place for place, event in enumerate(events) if event.type in ("tool_use", "tool_result")]
             last = events[tools[-1] + 1 if tools else 0 :]

@@ -38,6 +38,19 @@ _PACKAGES = {
     "messages": "@ai-sdk/anthropic",
     "gemini": "@ai-sdk/google",
 }
+_PLUGIN = f"{HOME}/.config/opencode/plugin/step-limit.js"
+_OUT_OF_STEPS = "whippletree: the step limit is reached"
+_STEP_LIMIT = """// Refuses the main agent's model call after so many, by OpenCode's own interface for plugins.
+export const StepLimit = async () => {
+  let calls = 0;
+  return {
+    "chat.params": async (input) => {
+      const agent = input.agent?.name ?? input.agent;
+      if (agent === "build" && ++calls > %d) throw new Error("%s");
+    },
+  };
+};
+"""
 _SWITCHES = (
     "AUTOUPDATE",
     "MODELS_FETCH",
@@ -63,6 +76,11 @@ def _installed_plugins() -> tuple[tuple[str, str], ...]:
     folder = f"{HOME}/.config/opencode"
     locked = {"lockfileVersion": 3, "packages": {"": {"dependencies": {"@opencode-ai/plugin": VERSION}}}}
     return (f"{folder}/package-lock.json", json.dumps(locked)), (f"{folder}/node_modules/.keep", "")
+
+
+def _step_limit(limit: int) -> tuple[tuple[str, str], ...]:
+    """Its own `steps` asks the model to answer without tools; of a model that calls one it goes on. This ends it."""
+    return ((_PLUGIN, _STEP_LIMIT % (limit, _OUT_OF_STEPS)),) if limit else ()
 
 
 class OpenCode(Packaged):
@@ -95,6 +113,7 @@ class OpenCode(Packaged):
             "the system prompt holds today's date and the working directory, so prompts differ from day to day",
             "a side call asks for a title of the session unless it is given one (setting title)",
             "a call of a tool that there is not comes back as a call of a tool named invalid",
+            "with step_limit, the last request tells the model to answer without tools",
         ),
     )
 
@@ -121,7 +140,7 @@ class OpenCode(Packaged):
         return LaunchPlan(
             argv=tuple(argv),
             environment=environment,
-            files=_installed_plugins(),
+            files=_installed_plugins() + _step_limit(settings.step_limit),
             stdin=spec.instruction,
             records=(DATABASE, f"{DATABASE}-wal"),
         )
@@ -139,6 +158,8 @@ class OpenCode(Packaged):
             said = error or {}
             status = str(said.get("name") or f"Exit{exit_code}")
             message = str((said.get("data") or {}).get("message") or last_words(output))
+            if _OUT_OF_STEPS in message:
+                return HarnessResult(exit_status="StepLimit", steps=steps, ran_out="budget")
             if overflowed(message):
                 return out_of_context(steps, message)
             return crashed(status, steps, message)

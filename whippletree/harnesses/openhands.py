@@ -23,7 +23,7 @@ from whippletree.harnesses.ends import crashed, last_words, out_of_context
 from whippletree.harnesses.packages import HOME, Packaged, read_settings
 from whippletree.harnesses.python_config import OpenHandsSettings
 from whippletree.harnesses.reading import overflowed, tool_call
-from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, LaunchPlan, Package, Probe
 from whippletree.traces.atif import Agent, StepToolCall
 
 VERSION = "1.58.2"
@@ -53,12 +53,15 @@ class OpenHands(Packaged):
         dialects=("chat",),
         streams=False,
         shell_tool="terminal",
+        second_request="breaks",
         sampled_turn="arguments re-serialised, reasoning dropped",
         thread_headers=("x-litellm-session-id",),
         compacts=True,
         exit_code="0: the agent finished; 3: an error, a limit or a loop ended it; 1: it could not start.",
         variations=("tools", "system", "steps"),
         fixed_prompt_chars=33_000,
+        record_differs=("arguments",),
+        probe=Probe(compaction={"condense_at": 12}, extending={"treat_as": "kimi-k2-thinking"}),
         notes=(
             "Reasoning is not sent back, which breaks the prefix of a model that thinks; with treat_as it is.",
             "A turn without a tool call ends the conversation like a call of `finish`.",
@@ -115,9 +118,9 @@ class OpenHands(Packaged):
         if not events:
             return None
         ending = records.get(f"{FOLDER}/{openhands_driver.ENDING}")
-        usages = msgspec.json.decode(ending, type=_Ending).usages if ending else []
+        told = msgspec.json.decode(ending, type=_Ending) if ending else _Ending(status="")
         return msgspec.json.encode(
-            _told([msgspec.json.decode(data, type=_Event) for data in events], usages).trajectory(
+            _told([msgspec.json.decode(data, type=_Event) for data in events], told.usages + told.summing_up).trajectory(
                 Agent(name=self.name, version=self.version)
             )
         )
@@ -142,12 +145,13 @@ class _Usage(msgspec.Struct):
 
 
 class _Ending(msgspec.Struct):
-    """What openhands_driver.py writes."""
+    """What openhands_driver.py writes. `summing_up`: the counts of calls that sum the history up."""
 
     status: str
     error: str = ""
     detail: str = ""
     usages: list[_Usage] = []
+    summing_up: list[_Usage] = []
 
 
 class _Text(msgspec.Struct):
@@ -218,7 +222,12 @@ def _told(events: list[_Event], usages: list[_Usage]) -> Steps:
 def _responses(events: list[_Event]) -> Iterator[tuple[str, tuple[str, str, list[StepToolCall]]]]:
     """Each response's id, its text and reasoning, and its tool calls."""
     for name in dict.fromkeys(event.llm_response_id for event in events if event.llm_response_id):
-        mine = [event for event in events if event.llm_response_id == name and event.source == "agent"]
+        mine = [event for event in events if event.llm_response_id == name]
+        summary = next((text_of(event.summary) for event in mine if event.kind == "Condensation"), None)
+        if summary is not None:
+            yield name, (summary, "", [])
+            continue
+        mine = [event for event in mine if event.source == "agent"]
         text = "".join(_text(event.thought) or _text(event.llm_message.content if event.llm_message else []) for event in mine)
         thought = [
             event.reasoning_content or (event.llm_message and event.llm_message.reasoning_content) or "" for event in mine

@@ -37,7 +37,7 @@ def build(request: dict[str, Any], key: str) -> Any:
     condenser = None
     if request["condense_at"]:
         summarises = llm.model_copy(update={"usage_id": "condenser"})
-        condenser = LLMSummarizingCondenser(llm=summarises, max_size=request["condense_at"], keep_first=4)
+        condenser = LLMSummarizingCondenser(llm=summarises, max_size=request["condense_at"], keep_first=2)
     prompt = {"system_prompt": request["system_prompt"]} if request["system_prompt"] else {}
     return Agent(
         llm=llm,
@@ -70,23 +70,22 @@ def converse(request: dict[str, Any], folder: Path, key: str) -> dict[str, Any]:
         conversation.run()
     except ConversationRunError as error:
         raised = str(error)
-    usages = conversation.state.stats.usage_to_metrics["agent"].token_usages
+    metrics = conversation.state.stats.usage_to_metrics
     ending = {
         "status": conversation.state.execution_status.value,
         "error": errors[-1].code if errors else "",
         "detail": errors[-1].detail if errors else raised,
-        "usages": [
-            {
-                "response_id": usage.response_id,
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "cache_read_tokens": usage.cache_read_tokens,
-            }
-            for usage in usages
-        ],
+        "usages": counted(metrics["agent"]),
+        "summing_up": counted(metrics["condenser"]) if "condenser" in metrics else [],
     }
     conversation.close()
     return ending
+
+
+def counted(metrics: Any) -> list[dict[str, Any]]:
+    """The tokens of each response, by its id."""
+    names = ("response_id", "prompt_tokens", "completion_tokens", "cache_read_tokens")
+    return [{name: getattr(usage, name) for name in names} for usage in metrics.token_usages]
 
 
 def main(path: Path) -> int:

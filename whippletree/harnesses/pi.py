@@ -93,6 +93,7 @@ class Pi(Packaged):
         notes=(
             "the system prompt holds today's date and the working directory",
             "it compacts between instructions: in a run with one, after its end, by a side call whose summary nothing uses",
+            "after a prompt that does not fit its record ends; it may compact and go on in calls that are captured alone",
             "arguments that are no JSON are repaired in its history and its record",
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from whippletree.configuration import Config
+from whippletree.configuration import Config, Count, Natural
 
 
 class CommandSettings(Config):
@@ -83,10 +83,10 @@ class CallableSettings(Config):
     """Process mode: the Python that runs it, for example that of a virtual environment with the agent's libraries; empty: the
     one that runs Whippletree."""
 
-    step_limit: int = 20
+    step_limit: Natural = 20
     """Model calls that the function may make, as it counts them by context.step(); 0: no limit."""
 
-    command_seconds: int = 30
+    command_seconds: Count = 30
     """Time limit of one command of context.run, seconds, where the function names none."""
 
     options: dict[str, object] = {}
@@ -97,8 +97,6 @@ class CallableSettings(Config):
         module, separator, name = self.function.partition(":")
         if self.function and not (separator and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))):
             raise ValueError(f'function is {self.function!r}: write it as "module:function"')
-        if self.step_limit < 0 or self.command_seconds < 1:
-            raise ValueError("step_limit is at least 0 and command_seconds at least 1")
 
 
 class VibeSettings(Config):
@@ -110,7 +108,7 @@ class VibeSettings(Config):
     dialect: Literal["chat", "responses", "messages"] = "chat"
     """What it speaks to the gateway."""
 
-    step_limit: int = 0
+    step_limit: Natural = 0
     """Model calls after which it ends (then the attempt is judged as it stands); 0: no limit."""
 
     prompt: Literal["cli", "lean", "minimal"] = "cli"
@@ -128,10 +126,10 @@ class VibeSettings(Config):
     background_processes: bool = True
     """Whether it may leave processes running."""
 
-    context_tokens: int = 0
+    context_tokens: Natural = 0
     """The model's context, tokens, as it is told; 0: it is not told."""
 
-    compact_at: int = 0
+    compact_at: Natural = 0
     """Tokens of history at which it sums the history up; 0: its own 200000, or 80% of context_tokens."""
 
 
@@ -147,13 +145,13 @@ class OpenHandsSettings(Config):
     system_prompt: str = ""
     """A system prompt instead of its own; empty: its own."""
 
-    step_limit: int = 500
+    step_limit: Natural = 500
     """Model calls after which it ends (then the attempt is judged as it stands)."""
 
-    condense_at: int = 80
+    condense_at: Natural = 80
     """Events of history at which it sums the history up; 0: never."""
 
-    retries: int = 5
+    retries: Natural = 5
     """Repeats of a model request that failed, 8 to 64 seconds apart."""
 
     treat_as: str = ""
@@ -176,13 +174,13 @@ class AiderSettings(Config):
     commits: bool = True
     """Whether it commits its edits; the message of a commit is a model call of its own."""
 
-    map_tokens: int = 1024
+    map_tokens: Natural = 1024
     """Tokens of the map of the repository in its prompt; 0: none."""
 
-    context_tokens: int = 32768
+    context_tokens: Natural = 32768
     """The model's context, tokens, as it is told."""
 
-    output_tokens: int = 8192
+    output_tokens: Natural = 8192
     """The longest answer, tokens, as it is told."""
 
     language: str = "English"

@@ -39,14 +39,21 @@ _NAMES = {"chat": "OPENAI", "responses": "OPENAI", "messages": "ANTHROPIC", "gem
 
 
 class _End(msgspec.Struct):
-    """The parts of its last line of output that are read here."""
+    """The parts of its lines of output that are read here; most are the last one's."""
 
     type: str = ""
+    parent_tool_use_id: str | None = None
     subtype: str = ""
     is_error: bool = False
     num_turns: int = 0
     result: str = ""
     error: dict[str, Any] = {}
+
+
+def _turns(events: list[_End]) -> int:
+    """The main agent's turns: each is one line, or several in a row. Its limit of turns ends it without a count."""
+    main = [event.type for event in events if not event.parent_tool_use_id]
+    return sum(kind == "assistant" and before != "assistant" for before, kind in zip(["", *main], main, strict=False))
 
 
 class QwenCode(Packaged):
@@ -83,6 +90,7 @@ class QwenCode(Packaged):
             "a word of the instruction that begins with @ and names a file is replaced by that file",
             "no header names its threads: they are told apart by system prompt, tools and first message",
             "a stream that breaks is answered by a request that keeps the partial text and asks to go on",
+            "it ends before its last turn is in its record where the machine is very busy; the captured calls have it",
         ),
     )
 
@@ -122,8 +130,9 @@ class QwenCode(Packaged):
 
     def result(self, exit_code: int, output: str, trajectory: bytes | None) -> HarnessResult:
         """The last line of its streamed output decides; its exit code where there is none."""
-        end = next((event for event in reversed(list(json_lines(output, _End))) if event.type == "result"), _End())
-        steps, message = end.num_turns, last_words(end.result or str(end.error.get("message", "")))
+        events = list(json_lines(output, _End))
+        end = next((event for event in reversed(events) if event.type == "result"), _End())
+        steps, message = end.num_turns or _turns(events), last_words(end.result or str(end.error.get("message", "")))
         if exit_code in (_TURN_LIMIT, _BUDGET) or end.subtype == "error_max_turns":
             return HarnessResult(exit_status="TurnLimit", steps=steps, message=message, ran_out="budget")
         if end.subtype == "success" and not end.is_error and exit_code == 0:

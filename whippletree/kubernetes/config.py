@@ -13,8 +13,6 @@ import msgspec
 
 from whippletree.configuration import Config
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 

@@ -23,7 +23,7 @@ import msgspec
 import yaml
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from whippletree.errors import ConfigurationError
+from whippletree.errors import ConfigurationError, words_of
 from whippletree.kubernetes.objects import Manifest
 
 PLAIN = re.compile(r"[A-Za-z0-9/]([A-Za-z0-9._/@:+=-]*[A-Za-z0-9_/=-])?")  # cannot be anything but one YAML scalar
@@ -95,7 +95,9 @@ class Template:
         try:
             return cls(path.read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"cannot read the template {path}: {error}", "set `template` to a file") from error
+            raise ConfigurationError(
+                f"cannot read the template {path}: {words_of(error)}", "set `template` to a file"
+            ) from error
 
     def render_as(self, version: str, kind: str, names: Mapping[str, object], hints: Mapping[str, str]) -> Manifest:
         """The one object that the template describes, as its author wrote it. `hints`: the next step where an error is about

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
-from whippletree.errors import StoreError
+from whippletree.errors import StoreError, words_of
 from whippletree.learner.learner import Learner
 from whippletree.types import Struct, WeightUpdate
 
@@ -89,7 +89,7 @@ def read_state(checkpoint: Path) -> CheckpointState:
     try:
         return msgspec.json.decode((checkpoint / "state.json").read_bytes(), type=CheckpointState)
     except (OSError, msgspec.DecodeError) as error:
-        raise StoreError(f"{checkpoint} is no whole checkpoint: {error}", "resume from an older one") from error
+        raise StoreError(f"{checkpoint} is no whole checkpoint: {words_of(error)}", "resume from an older one") from error
 
 
 def verify(checkpoint: Path) -> None:
@@ -98,7 +98,9 @@ def verify(checkpoint: Path) -> None:
         try:
             found = _digest(checkpoint / name)
         except OSError as error:
-            raise StoreError(f"{checkpoint / name} cannot be read: {error}", "resume from an older checkpoint") from error
+            raise StoreError(
+                f"{checkpoint / name} cannot be read: {words_of(error)}", "resume from an older checkpoint"
+            ) from error
         if found != digest:
             raise StoreError(f"{checkpoint / name} is damaged: it is not what was written", "resume from an older checkpoint")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from whippletree.configuration import Config
+from whippletree.configuration import Amount, Config, Count, Natural, Share
 from whippletree.errors import ConfigurationError
 from whippletree.learner.losses.config import (
     CorrectionConfig,
@@ -14,7 +14,6 @@ from whippletree.learner.losses.config import (
     KLConfig,
     LossConfig,
     PPOLoss,
-    Share,
     Width,
     check_correction,
     needs_all_rows,
@@ -56,7 +55,7 @@ class LoRAConfig(Config):
     """Adapters are scaled by alpha / rank."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the linear layers that get one."""
-    seed: int = 0
+    seed: Natural = 0
     """Seed of the adapters' first values."""
 
 
@@ -103,9 +102,9 @@ CriticConfig = NoCritic | HeadCritic | ModelCritic
 class LearnerConfig(Config):
     """How rows become an update."""
 
-    learning_rate: float = 5e-4
+    learning_rate: Amount = 5e-4
     """AdamW's learning rate after the warm-up."""
-    warmup_steps: int = 5
+    warmup_steps: Natural = 5
     """Updates over which the learning rate rises linearly from a fraction to its full value."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after the warm-up: stay, or fall linearly or along half a cosine to `schedule_floor`."""
@@ -113,13 +112,13 @@ class LearnerConfig(Config):
     """Update at which the floor is reached; 0: the run's last one."""
     schedule_floor: Share = 0.0
     """Learning rate at the end of the schedule, as a share of `learning_rate`."""
-    beta1: float = 0.9
+    beta1: Amount = 0.9
     """AdamW's first-moment decay."""
-    beta2: float = 0.99
+    beta2: Amount = 0.99
     """AdamW's second-moment decay."""
-    weight_decay: float = 0.0
+    weight_decay: Amount = 0.0
     """AdamW's decoupled weight decay."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Amount = 1.0
     """Gradients are scaled down to this 2-norm; 0 switches clipping off."""
     loss: LossConfig = PPOLoss()
     """The loss."""
@@ -152,9 +151,9 @@ class LearnerConfig(Config):
     """Trained tokens whose logits are held at once; beyond that they are computed in pieces, and again in the backward pass."""
     lora: LoRAConfig = LoRAConfig()
     """Low-rank adapters; engines and exports get merged weights."""
-    train_top_layers: int = 0
+    train_top_layers: Natural = 0
     """Train only this many layers from the top, and the last norm; 0 trains every parameter."""
-    token_budget: int = 512
+    token_budget: Count = 512
     """Tokens of one row; a longer sample gets a row of its own."""
     packing: Literal["tree", "rows", "single"] = "tree"
     """How samples are laid into rows: those that begin alike behind one copy of that ("tree"), end to end ("rows"), or one
@@ -162,17 +161,17 @@ class LearnerConfig(Config):
     attention: Literal["auto", "runs", "flex", "dense"] = "auto"
     """How attention in a row is computed: by runs ("runs"), with FlexAttention's block masks ("flex", a GPU), with a mask of
     the whole row ("dense"); "auto": block masks on a GPU, runs elsewhere, and dense where those cannot."""
-    threads: int = 1
+    threads: Count = 1
     """Torch threads of the learner process."""
     moe: MoEConfig = MoEConfig()
     """What a model with experts does besides."""
     ranks: RanksConfig = RanksConfig()
     """Several processes instead of one."""
-    keep_checkpoints: int = 3
+    keep_checkpoints: Natural = 3
     """Checkpoints kept on disk, newest first; the first and the last step's are kept besides."""
-    checkpoint_every: int = 1
+    checkpoint_every: Natural = 1
     """Updates between checkpoints. After a crash, the updates since the last one are replayed from the store."""
-    max_logprob_diff: float = 1e-3
+    max_logprob_diff: Amount = 1e-3
     """The run stops when engine and learner logprobs of a known prompt differ by more than this after a weight sync."""
 
     @property

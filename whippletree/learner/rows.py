@@ -30,7 +30,7 @@ import torch
 
 from whippletree.batching.trees import prefix_order
 from whippletree.errors import AlignmentError
-from whippletree.types import Int16, Sample
+from whippletree.types import Bool, Int16, Sample
 
 OF_TOKENS = frozenset({"token_ids", "positions", "exits", "parents", "sample_ids", "routing"})
 """What of a row is not a column of its targets."""
@@ -248,8 +248,8 @@ class _Forest:
         return found
 
 
-def all_trained(name: str, token_ids: Sequence[int]) -> Sample:
-    """A sample of these tokens and of a rollout of that name, to be scored: all but the first are trained."""
+def unsampled(name: str, token_ids: Sequence[int], trained: Sequence[bool] | Bool) -> Sample:
+    """A sample of tokens that no policy sampled, and of a rollout of that name. `trained`: [T]."""
     length = len(token_ids)
     return Sample(
         sample_id=name,
@@ -257,7 +257,12 @@ def all_trained(name: str, token_ids: Sequence[int]) -> Sample:
         group_id=name,
         call_ids=(),
         token_ids=np.array(token_ids, np.int32),
-        trained=np.arange(length) > 0,
+        trained=np.array(trained),
         logprobs=np.zeros(length, np.float32),
         versions=np.zeros(length, np.int32),
     )
+
+
+def all_trained(name: str, token_ids: Sequence[int]) -> Sample:
+    """A sample of these tokens, to be scored: all but the first are trained."""
+    return unsampled(name, token_ids, np.arange(len(token_ids)) > 0)

@@ -20,14 +20,15 @@ import random
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from whippletree.configuration import Config
+from whippletree.configuration import Amount, Config, Count
 from whippletree.errors import ConfigurationError
-from whippletree.learner.transcripts import TranscriptFormat, transcripts
-from whippletree.learner.warmup import Examples, WarmupConfig, warm_up
+from whippletree.learner.captured import draw_surroundings, load_captured
+from whippletree.learner.transcripts import Formats, TranscriptFormat
+from whippletree.learner.warmup import NOWHERE, Examples, WarmupConfig, warm_up
 from whippletree.rendering.config import RenderingConfig
 from whippletree.rendering.template import TINY, load_template
 from whippletree.tasks.config import TrailFamily
@@ -49,23 +50,28 @@ class TinyConfig(Config):
     """The harness's system prompt, word for word, as the gateway will see it. Not used where `formats` are given."""
     formats: tuple[TranscriptFormat, ...] = ()
     """How the harnesses of the run write attempts down; empty: one, mini-SWE-agent's in tool-call mode with `system`."""
-    hidden_size: int = 96
+    words: tuple[str, ...] = ()
+    """Further words that are one token each wherever they stand, and are among the entries of lists to repeat: those of tasks
+    that the model is fine-tuned on afterwards (docs/models.md)."""
+    tools: Literal["names", "whole"] = "names"
+    """What the chat template lists of the tools that a harness offers: their names, or everything it says of them."""
+    hidden_size: Count = 96
     """Width of the model."""
-    layers: int = 2
+    layers: Count = 2
     """Decoder layers."""
-    heads: int = 4
+    heads: Count = 4
     """Attention heads."""
-    key_value_heads: int = 2
+    key_value_heads: Count = 2
     """Key-value heads; must divide `heads`."""
-    head_dim: int = 32
+    head_dim: Count = 32
     """Width of one head."""
-    intermediate_size: int = 288
+    intermediate_size: Count = 288
     """Width of the feed-forward part."""
-    context_length: int = 512
+    context_length: Count = 512
     """Longest sequence, tokens."""
-    initializer_std: float = 0.08
+    initializer_std: Amount = 0.08
     """Standard deviation of the fresh weights. At the usual 0.02 a model of this size does not learn to copy."""
-    vocabulary: int = 1024
+    vocabulary: Count = 1024
     """Most tokens that the tokenizer may have; training stops earlier when nothing is left to merge."""
     warmup: WarmupConfig = WarmupConfig()
     """The supervised warm-up."""
@@ -103,7 +109,8 @@ def train_tokenizer(config: TinyConfig) -> Any:
     """A byte-level BPE `tokenizers.Tokenizer`, trained on demonstrations in the tiny chat format."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    units = "|".join([*NAMES[: config.family.names], "[0-9]{2}"])
+    words = sorted({*NAMES[: config.family.names], *config.words}, key=lambda word: (-len(word), word))  # the longest first
+    units = "|".join([*map(re.escape, words), "[0-9]{2}"])
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -126,17 +133,20 @@ def train_tokenizer(config: TinyConfig) -> Any:
 def _tokenizer_texts(config: TinyConfig) -> list[str]:
     """Pieces of demonstrations between special tokens, and every unit often enough to become a token."""
     stream = TrailStream(config.family)
-    template = load_template(Path(), RenderingConfig(template="tiny"))
+    options: dict[str, bool | int | float | str] = {"whole_tools": True} if config.tools == "whole" else {}
+    template = load_template(Path(), RenderingConfig(template="tiny", options=options))
     rng = random.Random(f"{config.family.seed}/tokenizer")
     marks = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
+    formats = Formats(config.transcript_formats)
     texts: list[str] = []
     for index in range(TOKENIZER_TRANSCRIPTS):
         trail, warmup = stream.train(index), config.warmup
         turns = sloppy_turns(trail, config.family, rng, 0.7, lost=warmup.lost, lost_turns=warmup.lost_turns)
-        for found in transcripts(trail, turns, config.transcript_formats[index % len(config.transcript_formats)]):
+        around = draw_surroundings(rng) if formats.captured else NOWHERE
+        for found in formats.write(trail, turns, formats.all[index % len(formats.all)], around, rng):
             texts += filter(None, marks.split(template.render(found.messages, found.tools, generation_prompt=False)))
     codes = [str(code) for code in range(FIRST_CODE, FIRST_CODE + config.family.codes)]
-    return texts + [*NAMES[: config.family.names], *codes] * 10
+    return texts + [*NAMES[: config.family.names], *codes, *config.words] * 10
 
 
 def _build(directory: Path, config: TinyConfig, seed: int) -> None:
@@ -150,7 +160,7 @@ def _build(directory: Path, config: TinyConfig, seed: int) -> None:
         tokenizer_object=tokenizer,
         eos_token=END_OF_TURN,
         pad_token=PADDING,
-        chat_template=TINY.read_text(encoding="utf-8"),
+        chat_template=_template_text(config),
         model_max_length=config.context_length,
     ).save_pretrained(str(directory))
     shape = Qwen3Config(
@@ -171,15 +181,28 @@ def _build(directory: Path, config: TinyConfig, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(shape)
-        examples = Examples(directory, config.family, config.transcript_formats, config.warmup, seed)
+        examples = Examples(directory, config.family, config.transcript_formats, config.warmup, seed, words=config.words)
         stats = warm_up(model, examples, config.warmup)
     model.save_pretrained(str(directory))
     recipe = {"recipe": RECIPE, "seed": seed, "config": config, "warmup": stats}
     (directory / "recipe.json").write_bytes(msgspec.json.format(msgspec.json.encode(recipe), indent=2))
 
 
+def _template_text(config: TinyConfig) -> str:
+    """The shipped template, told what it lists of tools."""
+    chosen = "{%- set whole_tools = true -%}\n" if config.tools == "whole" else ""
+    return chosen + TINY.read_text(encoding="utf-8")
+
+
 def _digest(config: TinyConfig, seed: int) -> str:
-    parts = (str(RECIPE).encode(), str(seed).encode(), msgspec.json.encode(config), TINY.read_bytes())
+    captured = [load_captured(Path(format.captured)) for format in config.formats if format.captured]
+    parts = (
+        str(RECIPE).encode(),
+        str(seed).encode(),
+        msgspec.json.encode(config),
+        TINY.read_bytes(),
+        msgspec.json.encode(captured),
+    )
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
@@ -191,4 +214,6 @@ def _check(config: TinyConfig) -> None:
         )
     if config.vocabulary < 512:
         raise ConfigurationError(f"model.tiny.vocabulary = {config.vocabulary} is too small", "give at least 512")
+    if "" in config.words:
+        raise ConfigurationError("model.tiny.words has an empty word", "leave it out")
     TrailStream(config.family)

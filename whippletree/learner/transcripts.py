@@ -5,20 +5,24 @@
 
 Invariants (tests/learner/test_transcripts.py):
 - the messages are those that the harness of the format sends for the same turns, word for word;
+- a captured format's are those of its file (captured.py);
 - a harness that compacts gives a conversation per stretch, and every turn of the attempt is in exactly one of them.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
-from whippletree.configuration import Config
+from whippletree.configuration import Config, Natural
 from whippletree.harnesses.whitebox_loop import filled
+from whippletree.learner.captured import Surroundings, captured_messages, load_captured, opening
 from whippletree.tasks.demonstrator import Turn
 from whippletree.tasks.trail import Trail
 from whippletree.types import Message, ToolCall, ToolSpec
@@ -44,14 +48,20 @@ class TranscriptFormat(Config):
     """The first user message; {task} is the task's instruction."""
     observation: str = "{output}"
     """What is shown of a command's end: {output}, {exit_code}."""
-    compact_every: int = 0
+    compact_every: Natural = 0
     """Turns after which the history is replaced by a summary of all commands so far; 0: never."""
     summary_step: str = "$ {command}\n{observation}\n"
     """One command in the summary: {command}, {observation}."""
     summary_message: str = "{task}\n\nWork so far:\n{summary}"
     """The user message after a compaction: {task}, {summary}."""
+    captured: str = ""
+    """File of a format that was captured from a harness, relative to the working directory, which says all of the above; empty:
+    none."""
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """How often demonstrations are written in this format, relative to the others."""
+
+
+NO_TASK = Trail(task_id="", names=("",), code="", decoys=())
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,42 @@ class Transcript:
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
+
+
+class Formats:
+    """The formats of a model, those of files read in."""
+
+    def __init__(self, formats: Sequence[TranscriptFormat]) -> None:
+        """Raises ConfigurationError for a file that cannot be read."""
+        self.all = tuple(formats)
+        self._captured = {one.captured: load_captured(Path(one.captured)) for one in formats if one.captured}
+
+    @property
+    def captured(self) -> bool:
+        """Whether any comes from a file."""
+        return bool(self._captured)
+
+    def choose(self, rng: random.Random) -> TranscriptFormat:
+        """One of them, by weight."""
+        return self.all[0] if len(self.all) == 1 else rng.choices(self.all, [format.weight for format in self.all])[0]
+
+    def fixed(self, format: TranscriptFormat, around: Surroundings) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+        """What stands before the task, the same in every conversation: system messages and tools."""
+        found = self._captured.get(format.captured)
+        if found is None:
+            written = transcripts(NO_TASK, (), format)[0]
+            return written.messages[:-1], written.tools
+        return tuple(one for one in opening(found, "", around) if one.role == "system"), found.tools
+
+    def write(
+        self, trail: Trail, turns: Sequence[Turn], format: TranscriptFormat, around: Surroundings, rng: random.Random
+    ) -> list[Transcript]:
+        """The conversations over these turns of a task, in order. `around`: what a captured harness tells of day and machine;
+        `rng` draws what differs between its results."""
+        found = self._captured.get(format.captured)
+        if found is None:
+            return transcripts(trail, turns, format)
+        return [Transcript(captured_messages(found, trail, turns, around, rng), found.tools)]
 
 
 def transcripts(trail: Trail, turns: Sequence[Turn], format: TranscriptFormat) -> list[Transcript]:

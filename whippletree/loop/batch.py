@@ -42,7 +42,7 @@ from whippletree.loop.metrics import mean
 from whippletree.loop.teacher import failures_told, teacher_columns, teacher_of_sample
 from whippletree.protocols import Store
 from whippletree.traces import Funnel, Trace, TracesConfig, add_funnels, alarm, build_samples, call_numbers, funnel, load_trace
-from whippletree.types import Call, Event, Float32, Rollout, Sample
+from whippletree.types import Call, Cause, Event, Float32, Rollout, Sample
 
 ALARMS_NAMED = 3
 NEWEST = 2**31 - 1  # a version that no sample is older than
@@ -50,13 +50,15 @@ NEWEST = 2**31 - 1  # a version that no sample is older than
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of each update, of all ranks, and what there is to say about where they came from. `plan` has as many updates."""
+    """Rows of each update, of all ranks, and what there is to say about where they came from. `plan` has as many updates.
+    `causes` counts those of failed rollouts, `cause` is one of them."""
 
     updates: list[list[Row]]
     samples: int
     rollouts: int
     failed: int
     causes: Mapping[str, int]
+    cause: Cause | None
     rewards: list[float]
     calls: list[Call]
     judged: Judged
@@ -338,6 +340,7 @@ def build_batch(
         rollouts=len(rollouts),
         failed=len(failed),
         causes=Counter(str(rollout.cause.cause) if rollout.cause else "unknown" for rollout in failed),
+        cause=next((rollout.cause for rollout in failed if rollout.cause), None),
         rewards=[rollout.reward for rollout in rollouts if rollout.reward is not None],
         calls=every_call,
         judged=judged,

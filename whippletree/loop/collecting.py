@@ -74,6 +74,7 @@ class Collector:
         for index in dispatch(self._demands(groups, until=until, step=step, ahead=ahead)):
             source = self._sources[index]
             task = self._task(source, history[source.name], groups)
+            variant = source.variant(len(history[source.name]))
             history[source.name].append(task)
             specs += make_group(
                 number,
@@ -83,6 +84,7 @@ class Collector:
                 step=step,
                 sampling=self._sampling,
                 max_attempts=loop.max_attempts,
+                variant=variant,
             )
             number += 1
         if specs:

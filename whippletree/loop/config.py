@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from whippletree.batching.config import PER_CALL, BatchingConfig
-from whippletree.configuration import Config
-from whippletree.control.config import ControlConfig, check_reward
+from whippletree.configuration import Amount, Config, Count, DirectoryName, Natural, Share
+from whippletree.control.config import ControlConfig, check_reward, check_rubric_sources
 from whippletree.engines.config import EmbeddedConfig, EngineConfig
 from whippletree.errors import ConfigurationError
 from whippletree.gateway.config import GatewayConfig
@@ -26,11 +26,11 @@ from whippletree.traces.config import TracesConfig
 class RunSection(Config):
     """[run]"""
 
-    name: str = "run"
+    name: DirectoryName = "run"
     """Name of the run; its directory is `directory`/`name` unless --run-dir says otherwise."""
     directory: str = "runs"
     """Where run directories are made, relative to the working directory."""
-    seed: int = 1
+    seed: Natural = 1
     """Seed of everything the run draws itself: task order, warm-up, initial weights, the engine's sampler."""
 
 
@@ -41,6 +41,9 @@ class HarnessSection(Config):
     """Name of a shipped harness (see `whippletree harness list`), or "module:Class"."""
     settings: dict[str, object] = {}
     """The harness's own settings; see `whippletree harness show NAME`."""
+    variants: dict[str, dict[str, object]] = {}
+    """Named variations: settings that go over `settings`. The source's training groups run under each in turn, a whole group
+    under one; evaluations run under `settings` alone."""
     launch: Literal["", "pool", "process"] = ""
     """How it is launched for this source; empty: as `control.launch` says. Sources of one run may differ."""
 
@@ -70,11 +73,11 @@ class SourceSection(Config):
 class SamplingSection(Config):
     """[sampling]"""
 
-    temperature: float = 1.0
+    temperature: Amount = 1.0
     """Temperature of every call of the run; losses are computed at the same temperature."""
-    top_p: float = 1.0
+    top_p: Share = 1.0
     """Nucleus sampling; 1 samples from the whole distribution, which training wants."""
-    max_tokens: int = 48
+    max_tokens: Count = 48
     """Most tokens that one call may sample."""
 
 
@@ -113,14 +116,14 @@ class LoopSection(Config):
     kind: Literal["synchronous", "collocated", "asynchronous"] = "collocated"
     """Which training loop: wait for every rollout of a step; update when enough groups are complete, sampling held meanwhile;
     or the same while sampling goes on."""
-    steps: int = 40
+    steps: Natural = 40
     """Batches in all. Each is one step of the loop: one update, or as many as `learner.updates` says, then new weights for the
     engines."""
-    groups_per_step: int = 8
+    groups_per_step: Count = 8
     """Groups in one batch."""
-    group_size: int = 8
+    group_size: Count = 8
     """Rollouts in one group."""
-    groups_in_flight: int = 16
+    groups_in_flight: Natural = 16
     """Collocated: groups that are kept in flight, groups_per_step of them for the step at hand (and never fewer)."""
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] = 4
     """Policy versions that a trained token may be old. Collocated and asynchronous: a sample with an older one is left out of
@@ -131,21 +134,21 @@ class LoopSection(Config):
     replace_at_most: Annotated[int, msgspec.Meta(ge=1)] = 4
     """With replace_dropped: when this many times a source's quota of groups was dropped, the update goes on without, and says
     so in its alarms."""
-    eval_every: int = 20
+    eval_every: Natural = 20
     """Updates between evaluations; the first and the last weights are always evaluated. 0: only those two. The synchronous loop
     waits for each; the others go on training beside it and wait for the last one."""
-    eval_samples: int = 1
+    eval_samples: Count = 1
     """Rollouts per held-out task in an evaluation."""
     eval_limit: Annotated[float, msgspec.Meta(ge=0)] = 14_400.0
     """Seconds that one evaluation may take; rollouts that are not over then are cancelled and counted as `cut`. 0: no limit."""
-    max_attempts: int = 3
+    max_attempts: Count = 3
     """Attempts that a rollout gets when the infrastructure fails."""
     peer_limit: Annotated[float, msgspec.Meta(gt=0)] = 300.0
     """Seconds that the loop waits for a controller, gateway or engine that is not there, before the run stops with an error
     that names it. Longer than their restart takes."""
-    stall_limit: float = 600.0
+    stall_limit: Amount = 600.0
     """Seconds without any change of any rollout after which the run stops with an error."""
-    max_failed_share: float = 0.5
+    max_failed_share: Share = 0.5
     """The run stops when more than this share of a step's rollouts failed for reasons other than the model."""
 
 
@@ -197,6 +200,7 @@ class RunConfig(Config):
             )
         if self.teacher is not None:
             self._check_teacher()
+        check_rubric_sources(self.control, [source.name for source in self.sources])
 
     def _check_teacher(self) -> None:
         if self.learner.teacher:

@@ -18,9 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from whippletree.configuration import Config
-
-Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+from whippletree.configuration import Config, Share
 
 
 class CurriculumConfig(Config):

@@ -3,7 +3,7 @@
 Groups are numbered from 0. Their tasks follow from the run's seed and the groups before them, which are in the store, so a
 restarted run makes the same groups again and finds the old ones by name.
 Invariants (tests/loop/test_groups.py):
-- a group is one task under one harness;
+- a group is one task under one harness and one variant of its settings, and a source's groups have its variants in turn;
 - a group is ready when all its rollouts are terminal and it is in no step yet; ready groups keep the order of completion;
 - no more groups are started than the capacity rule allows.
 """
@@ -18,7 +18,7 @@ from whippletree.types import Rollout, RolloutSpec, Sampling, StepRecord, Struct
 
 
 class SourceTasks(Struct):
-    """A source as the loop sees it: task ids and paths, its harness, its share of the groups.
+    """A source as the loop sees it: task ids and paths, its harness with the names of its variants, its share of the groups.
 
     Example: SourceTasks(name="trail", tasks=(("trail-3", "/run/tasks/trail/train/trail-3"),), harness="mini-swe-agent")
     """
@@ -29,6 +29,11 @@ class SourceTasks(Struct):
     share: float = 1.0
     labels: dict[str, dict[str, str]] = {}
     curriculum: CurriculumConfig | None = None
+    variants: tuple[str, ...] = ()
+
+    def variant(self, turn: int) -> str:
+        """Under which variant its group number `turn`, from 0, runs: each in turn."""
+        return self.variants[turn % len(self.variants)] if self.variants else ""
 
 
 def capacity(policy_version: int, max_staleness: int, groups_per_step: int) -> int:
@@ -44,7 +49,15 @@ def group_id(number: int) -> str:
 
 
 def make_group(
-    number: int, source: SourceTasks, task_id: str, *, size: int, step: int, sampling: Sampling, max_attempts: int
+    number: int,
+    source: SourceTasks,
+    task_id: str,
+    *,
+    size: int,
+    step: int,
+    sampling: Sampling,
+    max_attempts: int,
+    variant: str = "",
 ) -> list[RolloutSpec]:
     """The rollouts of training group `number`; `step` is the update that is being collected for."""
     return [
@@ -60,6 +73,7 @@ def make_group(
             sampling=sampling,
             max_attempts=max_attempts,
             labels=source.labels.get(task_id, {}),
+            variant=variant,
         )
         for member in range(size)
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from whippletree.errors import ConfigurationError
+from whippletree.errors import ConfigurationError, words_of
 from whippletree.files import write_json
 from whippletree.types import Struct
 
@@ -103,9 +103,25 @@ class Layout:
             return msgspec.json.decode(self.services_file.read_bytes(), type=Services)
         except (OSError, msgspec.DecodeError) as error:
             raise ConfigurationError(
-                f"{self.services_file} cannot be read: {error}", "start the run with `whippletree train RUN.toml`"
+                f"{self.services_file} cannot be read: {words_of(error)}", "start the run with `whippletree train RUN.toml`"
             ) from error
 
     def write_services(self, services: Services) -> None:
         """Write atomically."""
         write_json(self.services_file, services)
+
+
+def no_store(directory: Path) -> ConfigurationError:
+    """What is wrong with a directory that is no run's."""
+    models = sorted(path.parent for path in directory.glob("models/*/store"))
+    if models:
+        return ConfigurationError(f"{directory} is a grid", f"give the directory of one of its models, for example {models[0]}")
+    return ConfigurationError(f"{directory} has no store", "give the directory of a run, for example runs/demo")
+
+
+def recorded(directory: Path) -> Layout:
+    """The layout of a run that was begun. Raises ConfigurationError where it has no store."""
+    layout = Layout(directory)
+    if not layout.store.is_dir():
+        raise no_store(directory)
+    return layout

@@ -77,8 +77,12 @@ def resolve_sources(config: RunConfig, layout: Layout) -> tuple[list[SourceTasks
             variables=config.control.variables,
             backing=backing,
         )
+        if section.share > 0 and not source.tasks:
+            cause = f"source {section.name} has a share of the training groups, and no training tasks"
+            raise ConfigurationError(cause, "name their directory as its tasks.train, or set its share to 0")
         if section.share > 0:
-            sources.append(msgspec.structs.replace(source, curriculum=section.curriculum))
+            variants = tuple(section.harness.variants)
+            sources.append(msgspec.structs.replace(source, curriculum=section.curriculum, variants=variants))
         heldout.extend(held)
     if not sources:
         raise ConfigurationError("no source has a share of the training groups", "give one of them a share above 0")

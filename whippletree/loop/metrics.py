@@ -36,6 +36,21 @@ class UpdateMetrics(Struct):
     learner: dict[str, float] = {}
 
 
+class RubricMetrics(Struct):
+    """What a rubric's judge did for the rollouts of a batch. `mean` of the `scored` ones; `failed` got no score. `asked`:
+    answers that were given for them, of which several rollouts may share one; `cached`: rollouts whose answers were there
+    already.
+
+    Example: RubricMetrics(mean=0.6, scored=30, failed=2, asked=8, cached=0)
+    """
+
+    mean: float | None
+    scored: int
+    failed: int
+    asked: int
+    cached: int
+
+
 class StepMetrics(Struct):
     """One batch and its update, or updates. Seconds are wall time of this process; rates are over rollouts with a reward.
     `trained_share`: trained tokens of those sampled; `alarms`: what is wrong with the batch or the update, in sentences.
@@ -46,6 +61,7 @@ class StepMetrics(Struct):
     the loss's own diagnostics (docs/learner.md). Where the batch was spread over several `updates`, each is in there, and
     the other fields are of all: tokens add up, `loss`, `clip_fraction` and `learner` are means over them, `grad_norm` and
     `ratio_max` the largest. `teacher_failures`: rollouts that a teacher on a server did not score, by cause.
+    `rubrics`: what judges did, by the rubrics' names.
 
     Example: StepMetrics(step=0, policy_version=1, reward_mean=0.25, rollouts=64, failed=0, ...)
     """
@@ -89,6 +105,7 @@ class StepMetrics(Struct):
     shaping: dict[str, float] = {}
     updates: tuple[UpdateMetrics, ...] = ()
     teacher_failures: dict[str, int] = {}
+    rubrics: dict[str, RubricMetrics] = {}
 
 
 class EvalMetrics(Struct):
@@ -204,6 +221,7 @@ class Log:
             "learner",
             "updates",
             "teacher_failures",
+            "rubrics",
         )
         rows = [
             msgspec.to_builtins(line)

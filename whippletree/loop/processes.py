@@ -80,10 +80,10 @@ def learner_child(config: RunConfig, layout: Layout) -> ChildSpec:
 
 
 def child(layout: Layout, name: str, *, ready: bool = True, final_codes: tuple[int, ...] = ()) -> ChildSpec:
-    """The process `whippletree NAME --run-dir DIR`."""
+    """The process `whippletree NAME --run-dir DIR`, which leaves its end to the supervisor."""
     return ChildSpec(
         name=name,
-        argv=(sys.executable, "-m", "whippletree.cli", name, "--run-dir", str(layout.directory)),
+        argv=(sys.executable, "-m", "whippletree.cli", name, "--run-dir", str(layout.directory), "--supervised"),
         log_path=str(layout.log(name)),
         ready_file=str(layout.ready(name)) if ready else "",
         ready_seconds=300.0,

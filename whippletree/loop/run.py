@@ -36,12 +36,14 @@ from whippletree.loop.evaluation import Evaluations, Heldout, evaluation_specs
 from whippletree.loop.fleet import Fleet
 from whippletree.loop.groups import Progress, SourceTasks
 from whippletree.loop.metrics import Log, StepMetrics, UpdateMetrics, finite, finite_ones
+from whippletree.loop.rubrics import rubric_alarms, rubric_metrics
 from whippletree.loop.teacher import Teacher
 from whippletree.loop.watch import Watch
 from whippletree.protocols import Store
 from whippletree.store.retention import releasable
 from whippletree.types import Purpose, Sampling, StepRecord
 
+QUOTED = 300  # characters of a failure's message
 KNOWN_PROMPT_TOKENS = 48
 
 
@@ -184,9 +186,11 @@ class Run:
 
     def _apply(self, record: StepRecord, *, seconds_collect: float, replayed: bool) -> StepMetrics:
         started = time.time()
+        rollouts = [self.watch.rollouts[rollout_id] for rollout_id in record.rollout_ids]
+        rubrics = rubric_metrics(self.store, rollouts) if self.config.control.rubrics else {}
         batch = build_batch(
             self.store,
-            [self.watch.rollouts[rollout_id] for rollout_id in record.rollout_ids],
+            rollouts,
             self.config.learner,
             policy_version=self.learner.policy_version,
             batching=self.config.batching,
@@ -220,7 +224,8 @@ class Run:
             replayed=replayed,
             learner=finite_ones(stats.metrics),
             updates=_each_update(batch, found) if len(found.updates) > 1 else (),
-            **{**batch.metrics(), "alarms": (*self._shares(), *batch.alarms, *stats.alarms)},
+            rubrics=rubrics,
+            **{**batch.metrics(), "alarms": (*self._shares(), *batch.alarms, *rubric_alarms(rubrics), *stats.alarms)},
         )
         self.log.append("metrics", metrics)
         last = self.step == self.config.loop.steps
@@ -253,8 +258,9 @@ class Run:
         share = batch.failed / max(1, batch.rollouts)
         if share > self.config.loop.max_failed_share:
             causes = ", ".join(f"{count} x {cause}" for cause, count in sorted(batch.causes.items()))
+            example = f"; one of them ({batch.cause.cause}): {batch.cause.message[:QUOTED]}" if batch.cause else ""
             raise WhippletreeError(
-                f"step {step}: {batch.failed} of {batch.rollouts} rollouts failed: {causes}",
+                f"step {step}: {batch.failed} of {batch.rollouts} rollouts failed: {causes}{example}",
                 "look at one with `whippletree rollouts show`, mend the cause, then `whippletree train --resume`",
             )
 

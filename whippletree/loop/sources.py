@@ -17,6 +17,7 @@ from whippletree.loop.groups import SourceTasks
 from whippletree.tasks import load_task
 from whippletree.tasks.config import TrailFamily
 from whippletree.tasks.images import HOSTS, Backing
+from whippletree.tasks.reading import no_tasks, tasks_in
 from whippletree.tasks.suites.config import DataFamily, SearchFamily, ShellFamily
 from whippletree.tasks.suites.generated import write_family
 
@@ -52,10 +53,10 @@ class SearchTasks(Config, tag="search", tag_field="kind"):
 class DirectoryTasks(Config, tag="directory", tag_field="kind"):
     """Harbor task directories on disk."""
 
-    train: str
-    """Directory whose sub-directories are the training tasks."""
-    heldout: str
-    """Directory whose sub-directories are the held-out tasks; must not be the same."""
+    train: str = ""
+    """Directory whose sub-directories are the training tasks; empty: none, where none are trained."""
+    heldout: str = ""
+    """Directory whose sub-directories are the held-out tasks; must not be the same. Empty: none, and nothing is evaluated."""
 
 
 GeneratedTasks = TrailTasks | ShellTasks | DataTasks | SearchTasks
@@ -63,14 +64,17 @@ TaskSet = GeneratedTasks | DirectoryTasks
 
 
 def task_directories(tasks: TaskSet, name: str, run_directory: Path) -> tuple[list[Path], list[Path]]:
-    """Training and held-out task directories of a source; generated ones are written below the run directory."""
+    """Training and held-out task directories of a source; generated ones are written below the run directory. Raises
+    ConfigurationError."""
     if isinstance(tasks, GeneratedTasks):
         root = run_directory / "tasks" / name
         write_family(name, tasks.family, root)
-        train, heldout = root / "train", root / "heldout"
+        train, heldout = str(root / "train"), str(root / "heldout")
     else:
-        train, heldout = Path(tasks.train), Path(tasks.heldout)
-        if train.resolve() == heldout.resolve():
+        train, heldout = tasks.train, tasks.heldout
+        if not train and not heldout:
+            raise ConfigurationError(f"source {name} has no tasks", "name a directory as its tasks.train or tasks.heldout")
+        if train and heldout and Path(train).resolve() == Path(heldout).resolve():
             raise ConfigurationError(f"source {name}: train and heldout are both {train}", "give two directories")
     found, held = _tasks_in(train, name), _tasks_in(heldout, name)
     if both := set(found) & set(held):
@@ -78,12 +82,11 @@ def task_directories(tasks: TaskSet, name: str, run_directory: Path) -> tuple[li
     return found, held
 
 
-def _tasks_in(directory: Path, name: str) -> list[Path]:
-    found = sorted(path.parent.resolve() for path in directory.glob("*/task.toml"))
-    if not found:
-        raise ConfigurationError(
-            f"source {name}: no task in {directory}", "each sub-directory with a task.toml is a task; see docs/tasks.md"
-        )
+def _tasks_in(directory: str, name: str) -> list[Path]:
+    found = sorted(path.resolve() for path in tasks_in(Path(directory))) if directory else []
+    if directory and not found:
+        wrong = no_tasks(Path(directory))
+        raise ConfigurationError(f"source {name}: {wrong.cause}", wrong.next_step)
     return found
 
 

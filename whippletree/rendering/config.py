@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from whippletree.configuration import Config
+from whippletree.configuration import Config, Natural
 
 
 class RenderingConfig(Config):
@@ -33,7 +33,7 @@ class RenderingConfig(Config):
     """The date (ISO) that a template sees as today, fixed so that prompts do not change overnight."""
     stop_tokens: tuple[str, ...] = ()
     """Tokens that end a turn, besides those that the model's own files name."""
-    cache_mb: int = 64
+    cache_mb: Natural = 64
     """Memory (MiB) of each process for the tokens of text that was rendered lately: system prompts, tools, old messages."""
     renderer: str = ""
     """Another implementation: "renderers" for the package of that name, or "module:function" called with the model directory

@@ -68,24 +68,35 @@ def _own(controller: str, version2: bool) -> str:
     return "/"
 
 
+def directories_of(name: str, parent: str) -> tuple[str, ...]:
+    """Directories that `create` may make for a cgroup called `name`, known before any is there."""
+    return tuple(dict.fromkeys(str(_directory(controller, name, parent)) for controller in sorted(hierarchies())))
+
+
+def _directory(controller: str, name: str, parent: str) -> Path:
+    point = hierarchies()[controller]
+    return point / (parent or _own(controller, _is_version2(point))).strip("/") / name
+
+
+def _is_version2(point: Path) -> bool:
+    return (point / "cgroup.controllers").exists()
+
+
 def create(name: str, parent: str, *, memory_mb: int, processes: int, cpus: float = 0.0) -> tuple[str, ...]:
     """Make cgroups called `name` with these limits; their directories. Raises CgroupError, with nothing left behind."""
-    found = hierarchies()
     made: list[str] = []
     try:
         quota = max(int(cpus * _PERIOD), _LEAST) if cpus else 0
         for controller, limit in (("memory", memory_mb << 20), ("pids", processes), ("cpu", quota)):
             if not limit:
                 continue
-            if controller not in found:
+            if controller not in hierarchies():
                 raise CgroupError(f"no {controller} controller is mounted")
-            point = found[controller]
-            version2 = (point / "cgroup.controllers").exists()
-            directory = point / (parent or _own(controller, version2)).strip("/") / name
+            directory = _directory(controller, name, parent)
             if str(directory) not in made:
                 directory.mkdir()
                 made.append(str(directory))
-            _limit(directory, controller, limit, version2)
+            _limit(directory, controller, limit, _is_version2(hierarchies()[controller]))
     except OSError as error:
         remove(tuple(made), seconds=1.0)
         raise CgroupError(f"{error.strerror}: {error.filename}") from error

@@ -18,33 +18,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whippletree.sandboxes import cgroups, files, kernel, layers, machine, wire
+from whippletree.sandboxes import files, layers, machine, wire
 
 if TYPE_CHECKING:
     from whippletree.sandboxes import namespaced
     from whippletree.sandboxes.layered import LayeredMachine
-    from whippletree.sandboxes.runc import RuncMachine
 
 CRIU = ("--file-locks",)
 PROCESSES, ARCHIVE, FOLDER, OUTPUTS = "processes", "files.tar", "fs", "outputs"
-_DUMP_SECONDS = 120.0
 _CHANGED = 1  # tar's exit code when a file was no file, or changed
-
-
-def of_runc(box: RuncMachine, directory: Path) -> wire.Frozen:
-    """Processes and files where criu works, else the files alone. Raises BootError, OSError, ValueError."""
-    if not box.criu:
-        return of_layers(box, directory, "there is no criu program here")
-    box.use_criu(as_agent=True)
-    began = time.monotonic()
-    cgroups.gather(box.cgroup, lambda: [box.pid, *kernel.descendants(box.pid)])
-    box.runc("pause")
-    try:
-        reason = _dump(box, directory / PROCESSES)
-        layers.copy(box.layers.private, directory)
-    finally:
-        box.runc("resume")
-    return _frozen(directory, began, reason)
 
 
 def of_layers(box: LayeredMachine, directory: Path, reason: str) -> wire.Frozen:
@@ -55,7 +37,7 @@ def of_layers(box: LayeredMachine, directory: Path, reason: str) -> wire.Frozen:
         layers.copy(box.layers.private, directory)
     finally:
         box.signal_all(signal.SIGCONT)
-    return _frozen(directory, began, reason)
+    return frozen(directory, began, reason)
 
 
 def note_outputs(directory: Path, pipes: tuple[int, ...]) -> None:
@@ -66,21 +48,6 @@ def note_outputs(directory: Path, pipes: tuple[int, ...]) -> None:
 def outputs(directory: Path) -> list[str]:
     """What `note_outputs` wrote there."""
     return (directory / OUTPUTS).read_text(encoding="ascii").split()
-
-
-def _dump(box: RuncMachine, target: Path) -> str:
-    """Have criu write the processes; why it could not."""
-    target.mkdir(mode=0o700)
-    where = ("--image-path", str(target), "--work-path", str(target))
-    try:
-        box.runc("checkpoint", *where, "--leave-running", *CRIU, seconds=_DUMP_SECONDS)
-    except machine.BootError as error:
-        reason = complaint(target / "dump.log") or str(error)
-        for path in target.iterdir():
-            path.unlink()
-        target.rmdir()
-        return f"criu could not dump the processes: {reason}"
-    return ""
 
 
 def complaint(log: Path) -> str:
@@ -104,7 +71,7 @@ def of_tmpfs(box: namespaced.NamespacedMachine, disks: tuple[str, ...], director
         os.close(archive)
     if status not in (0, _CHANGED):
         raise ValueError(f"tar ended with {status}")
-    return _frozen(directory, began, "bubblewrap sandboxes cannot be checkpointed")
+    return frozen(directory, began, "bubblewrap sandboxes cannot be checkpointed")
 
 
 def unpack(box: namespaced.NamespacedMachine, directory: Path) -> None:
@@ -135,7 +102,7 @@ def of_folder(folder: str, pids: list[int], directory: Path) -> wire.Frozen:
         machine.run(("cp", "-a", "--reflink=auto", folder, str(directory / FOLDER)), seconds=machine.COPY_SECONDS)
     finally:
         _signal(pids, signal.SIGCONT)
-    return _frozen(directory, began, "process sandboxes cannot be checkpointed")
+    return frozen(directory, began, "process sandboxes cannot be checkpointed")
 
 
 def _signal(pids: list[int], number: int) -> None:
@@ -146,7 +113,8 @@ def _signal(pids: list[int], number: int) -> None:
             continue
 
 
-def _frozen(directory: Path, began: float, reason: str) -> wire.Frozen:
+def frozen(directory: Path, began: float, reason: str) -> wire.Frozen:
+    """What is told of a snapshot. `began`: since when it stood still (time.monotonic); `reason`: why it holds no processes."""
     seconds = time.monotonic() - began
     processes = files.size(str(directory / PROCESSES))
     return wire.Frozen(

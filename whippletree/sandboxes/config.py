@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from whippletree.configuration import Config
+from whippletree.configuration import Amount, Config, Count, Natural, Seconds
 from whippletree.errors import ConfigurationError
-from whippletree.kubernetes.config import CLUSTER_DNS, Count, EgressRule, Seconds
+from whippletree.kubernetes.config import CLUSTER_DNS, EgressRule
 
 
 class KubernetesSandboxConfig(Config):
@@ -27,7 +27,7 @@ class KubernetesSandboxConfig(Config):
     """Namespace of the pods."""
     gateway_host: str = ""
     """Host of the gateway as pods reach it, for example "gateway.training.svc"; "" means the one that the controller uses."""
-    gateway_port: int = 0
+    gateway_port: Natural = 0
     """Port of the gateway as pods reach it; 0 means the one that the controller uses."""
     network_policies: bool = True
     """Create a network policy for each pod; false leaves pods as open as the cluster makes them."""
@@ -81,17 +81,17 @@ class SandboxConfig(Config):
     criu: str = ""
     """Path of the criu program, which checkpoints processes; empty: the one on PATH, if there is one."""
 
-    space_mb: int = 256
+    space_mb: Natural = 256
     """Size of each writable file system, in MiB of memory: four of a bubblewrap sandbox (work, /tmp, /logs, home), one
     of a runc or podman sandbox. 0: no limit in bubblewrap, and on disk in runc and podman. A task's own size comes first."""
 
     images: str = ""
     """Directory of root file systems that were made of images; empty: whippletree-images-<uid> in the temporary directory."""
 
-    images_gb: float = 20.0
+    images_gb: Amount = 20.0
     """Size, in GiB, beyond which the root file systems that were not used for longest are removed."""
 
-    image_seconds: float = 1800.0
+    image_seconds: Amount = 1800.0
     """Time in which an image must have been built or imported."""
 
     podman: str = ""
@@ -100,19 +100,19 @@ class SandboxConfig(Config):
     cgroup: str = ""
     """Cgroup under which sandboxes get their own, as a path in each hierarchy; empty: the controller's own cgroup."""
 
-    starts_at_once: int = 16
+    starts_at_once: Natural = 16
     """How many sandboxes one process starts at the same time; others wait for their turn, which does not count as starting."""
 
-    start_seconds: float = 20.0
+    start_seconds: Amount = 20.0
     """Time in which a sandbox must have started, from its turn on; podman sandboxes have `podman_start_seconds`."""
 
-    podman_start_seconds: float = 120.0
+    podman_start_seconds: Amount = 120.0
     """Time in which a podman sandbox must have started, from its turn on: podman starts slowly."""
 
-    snapshot_seconds: float = 30.0
+    snapshot_seconds: Amount = 30.0
     """Time that a snapshot of processes waits for running commands to end; then it is refused."""
 
-    stop_seconds: float = 10.0
+    stop_seconds: Amount = 10.0
     """Time in which a sandbox must have gone; after it everything of it is killed from outside."""
 
     kubernetes: KubernetesSandboxConfig = KubernetesSandboxConfig()

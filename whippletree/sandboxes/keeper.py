@@ -100,13 +100,14 @@ class Keeper:
     def open(self) -> None:
         """Make everything and say so. Raises what the parts raise; the caller then removes it."""
         request = self._request
+        name = cgroups.name_of(request.root, request.sandbox_id)
         if request.backend in _MAKE_CGROUPS:
-            self._inner = cgroups.inner_path(cgroups.name_of(request.root, request.sandbox_id), request.cgroup)
+            self._inner = cgroups.inner_path(name, request.cgroup)
+        self._note(0, cgroups.directories_of(name, request.cgroup))  # before there is anything that a kill could leave
         self._cgroups = _make_cgroups(request)
         # Joined once, here: whatever is forked for the sandbox is born in them. A move per command would make all sandboxes
         # of the machine wait for each other in the kernel.
         cgroups.join(self._cgroups)
-        self._note(0)
         box = _machine(request, self._cgroups, self._inner, self._drain)
         self._box = box
         listeners = box.boot()
@@ -131,15 +132,17 @@ class Keeper:
             return self._cgroups
         return tuple(dict.fromkeys((*cgroups.every(self._inner), *self._cgroups)))
 
-    def _note(self, pid: int) -> None:
+    def _note(self, pid: int, planned: tuple[str, ...] = ()) -> None:
         kept = Kept(
             backend=self._request.backend,
             keeper=os.getpid(),
             pid=pid,
             token=self._request.token,
-            cgroups=self._all_cgroups,
+            cgroups=(*self._all_cgroups, *planned),
         )
-        (self._folder / STATE).write_bytes(msgspec.json.encode(kept))
+        beside = self._folder / f"{STATE}.new"
+        beside.write_bytes(msgspec.json.encode(kept))
+        beside.replace(self._folder / STATE)  # whole at any time
 
     def _fill(self, box: machine.Machine) -> None:
         """Copy the files of the spec in."""

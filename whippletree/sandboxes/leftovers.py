@@ -87,7 +87,7 @@ def _kept(folder: Path) -> Kept | None:
     try:
         return msgspec.json.decode((folder / STATE).read_bytes(), type=Kept)
     except (OSError, msgspec.MsgspecError):
-        return None  # killed before it was written: there is nothing but the folder
+        return None  # killed before it was written, which is the first thing done: there is nothing but the folder
 
 
 def _locked(lock: int, seconds: float) -> bool:

@@ -13,17 +13,19 @@ import contextlib
 import os
 import shlex
 import socket
+import time
 from pathlib import Path
 
 import msgspec
 
-from whippletree.sandboxes import cgroups, checkpoint, kernel, machine, oci
+from whippletree.sandboxes import cgroups, checkpoint, kernel, layers, machine, oci
 from whippletree.sandboxes.drain import Drain
 from whippletree.sandboxes.layered import WAIT, LayeredMachine
 from whippletree.sandboxes.layers import INIT
 from whippletree.sandboxes.wire import BoxRequest, Frozen, receive_some
 
 _SECONDS = 30.0
+_DUMP_SECONDS = 120.0
 _OUTPUT = 9  # a descriptor that criu gets
 _MOVED = f'[ "$2" != {_OUTPUT} ] || {{ exec 8<&{_OUTPUT}; set -- "$1" 8; }}'  # runc's own, should it have that number
 _MOUNTS, _KERNEL = Path("/proc/self/mounts"), Path("/run/criu.kdat")
@@ -76,8 +78,33 @@ class RuncMachine(LayeredMachine):
         return set(kernel.children_of().get(os.getpid(), ())) != {self.pid}
 
     def snapshot(self, directory: Path) -> Frozen:
-        """Processes and files where criu works."""
-        return checkpoint.of_runc(self, directory)
+        """Processes and files where criu works, else the files alone. Raises BootError, OSError, ValueError."""
+        if not self.criu:
+            return checkpoint.of_layers(self, directory, "there is no criu program here")
+        self.use_criu(as_agent=True)
+        began = time.monotonic()
+        cgroups.gather(self.cgroup, lambda: [self.pid, *kernel.descendants(self.pid)])
+        self.runc("pause")
+        try:
+            reason = self._dump(directory / checkpoint.PROCESSES)
+            layers.copy(self.layers.private, directory)
+        finally:
+            self.runc("resume")
+        return checkpoint.frozen(directory, began, reason)
+
+    def _dump(self, target: Path) -> str:
+        """Have criu write the processes; why it could not."""
+        target.mkdir(mode=0o700)
+        where = ("--image-path", str(target), "--work-path", str(target))
+        try:
+            self.runc("checkpoint", *where, "--leave-running", *checkpoint.CRIU, seconds=_DUMP_SECONDS)
+        except machine.BootError as error:
+            reason = checkpoint.complaint(target / "dump.log") or str(error)
+            for path in target.iterdir():
+                path.unlink()
+            target.rmdir()
+            return f"criu could not dump the processes: {reason}"
+        return ""
 
     def use_criu(self, *, as_agent: bool, output: str = os.devnull) -> None:
         """Put criu on the PATH of runc, with `output` opened for processes that it restores. To read the limits of another

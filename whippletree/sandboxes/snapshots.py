@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from whippletree.errors import SandboxError
+from whippletree.errors import SandboxError, words_of
 from whippletree.protocols import Sandbox, SandboxSpec, Snapshot
 from whippletree.sandboxes.box import RECORD
 from whippletree.sandboxes.config import SandboxConfig
@@ -28,7 +28,9 @@ def load_snapshot(directory: Path) -> Snapshot:
             msgspec.json.decode((directory / RECORD).read_bytes(), type=Snapshot), directory=str(directory)
         )
     except (OSError, msgspec.MsgspecError) as error:
-        raise SandboxError(f"{directory}: no snapshot: {error}", "give the directory of a finished snapshot") from error
+        raise SandboxError(
+            f"{directory}: no snapshot: {words_of(error)}", "give the directory of a finished snapshot"
+        ) from error
 
 
 def restore(

@@ -62,6 +62,7 @@ TABLE: tuple[Row, ...] = (
     Row(cause=CauseClass.GATEWAY, what="the gateway did not answer", retry="attempts", waits=True),
     Row(cause=CauseClass.CAPTURE, what="the recorded calls do not line up", retry="attempts"),
     Row(cause=CauseClass.VERIFIER, what="the tests crashed, overran or gave no usable score", retry="attempts"),
+    Row(cause=CauseClass.RUBRIC, what="a judge model gave no score that the reward needs", retry="never"),
     Row(cause=CauseClass.DEADLINE, what="another phase, or the attempt as a whole, overran", retry="attempts"),
     Row(cause=CauseClass.TASK, what="the task cannot be used", retry="never"),
     Row(cause=CauseClass.CONFIGURATION, what="a setting is wrong", retry="never"),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from whippletree.errors import StoreError
+from whippletree.errors import StoreError, words_of
 from whippletree.files import write_json
 from whippletree.store.config import StoreConfig
 from whippletree.types import Struct
@@ -46,7 +46,9 @@ def find_place(directory: Path, config: StoreConfig) -> Place | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        raise StoreError(f"cannot read {path}: {error}", "restore it from a copy: it says where the record lies") from error
+        raise StoreError(
+            f"cannot read {path}: {words_of(error)}", "restore it from a copy: it says where the record lies"
+        ) from error
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", place.schema):
         raise StoreError(f"{path}: {place.schema!r} is no schema of a store", "restore it from a copy")
     if config.url and config.url != place.url:

@@ -212,6 +212,20 @@ class RecordStore:
         """
         return self._writer.submit(lambda tx: writes.finish(tx, outcome))
 
+    def hand_over(self, attempt: Attempt, worker: str) -> Future[bool]:
+        """Give an attempt that is under way, with all that is known of it, to another worker, which will finish it; it is
+        sealed. False if it was fenced off."""
+        return self._writer.submit(lambda tx: writes.hand_over(tx, attempt, worker))
+
+    def held_by(self, worker: str) -> list[Attempt]:
+        """The attempts under way that this worker owns, oldest rollout first."""
+        query = (
+            "SELECT a.record, a.sealed FROM rollouts r"
+            " JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt = r.attempt"
+            " WHERE r.state = 'running' AND a.worker = ? ORDER BY r.seq"
+        )
+        return [rows.attempt(row) for row in self._read(query, worker)]
+
     def attempts(self, rollout_id: str) -> list[Attempt]:
         """All attempts, oldest first."""
         query = f"SELECT {rows.ATTEMPT} FROM attempts WHERE rollout_id = ? ORDER BY attempt"

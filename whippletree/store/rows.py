@@ -98,7 +98,7 @@ def find_rollout(connection: Connection, rollout_id: str) -> Rollout:
     """Raises StoreError when unknown."""
     row = connection.execute(f"SELECT {ROLLOUT} FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
     if row is None:
-        raise StoreError(f"no rollout {rollout_id!r}", "create it first")
+        raise StoreError(f"no rollout {rollout_id!r}", "create it first; `whippletree rollouts list` names those of a run")
     return rollout(row)
 
 

@@ -2,6 +2,7 @@
 
     queuing ──claim──► running ──finish──► succeeded (a reward, from a verifier) | failed (a cause)
        ▲     begin        │
+       │                  │ hand_over: still running, sealed, another worker's to finish
        └──────────────────┘ finish(requeue), release_worker, or a lease that ran out (which also ends it as failed)
     queuing, running ──cancel──► failed (cause "cancelled")
 

@@ -204,6 +204,22 @@ def finish(tx: Transaction, outcome: AttemptOutcome) -> bool:
     return verdict != "fenced"
 
 
+def hand_over(tx: Transaction, report: Attempt, worker: str) -> bool:
+    """Make another worker the owner of the running attempt, sealed and without a lease; False if it was fenced off."""
+    rollout = rows.find_rollout(tx.connection, report.rollout_id)
+    if rollout.attempt != report.attempt or rollout.state != "running":
+        return False
+    stored = find_attempt(tx, report.rollout_id, report.attempt)
+    kept = msgspec.structs.replace(report, worker=worker, started=stored.started, lease_seconds=0.0, sealed=True)
+    tx.connection.execute(
+        "UPDATE attempts SET worker = ?, sealed = 1, lease = 0, expires = NULL, record = ?"
+        " WHERE rollout_id = ? AND attempt = ?",
+        (worker, rows.encode(kept), kept.rollout_id, kept.attempt),
+    )
+    tx.connection.execute("UPDATE rollouts SET updated = ? WHERE rollout_id = ?", (tx.now, kept.rollout_id))
+    return True
+
+
 def close_attempt(tx: Transaction, stored: Attempt, report: Attempt, end: Ending) -> Attempt:
     """Seal the attempt with what was reported, and move its rollout. Worker, start and lease stay those of the claim."""
     closed = msgspec.structs.replace(

@@ -18,7 +18,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whippletree.errors import TaskError
+from whippletree.errors import TaskError, words_of
 from whippletree.tasks.images import NEEDS_BUILD, ImageSource
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -45,7 +45,7 @@ def read_dockerfile(path: Path) -> Environment:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: cannot read it: {error}", "a task needs environment/Dockerfile") from error
+        raise TaskError(f"{path} cannot be read: {words_of(error)}", "a task needs environment/Dockerfile") from error
     environment = Environment()
     for number, line in _instructions(text):
         word, _, rest = line.partition(" ")

@@ -5,12 +5,14 @@
 Invariants (tests/tasks/test_filtering.py):
 - each task is decided once, with a reason, in a journal; a task with fewer judged tries than wanted is left undecided;
 - a try whose verifier or machine failed counts neither for nor against;
-- which of the never solved tasks are kept depends on the seed and the task's name alone.
+- which of the never solved tasks are kept depends on the seed and the task's name alone;
+- nothing that was there before is lost: neither the tasks that are filtered nor others where they are copied to.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +26,8 @@ from whippletree.protocols import Store
 from whippletree.tasks.history import run_git
 from whippletree.tasks.images import Backing
 from whippletree.tasks.journal import Decision, Journal, Tally
-from whippletree.tasks.reading import Reading, read_task
+from whippletree.tasks.reading import Reading, no_tasks, read_task, tasks_in
+from whippletree.tasks.writing import check_equal, content_of
 from whippletree.types import Struct
 
 JOURNAL = "filter.jsonl"
@@ -79,9 +82,9 @@ def measured(store: Store, settings: FilterSettings) -> dict[str, Measured]:
 
 def task_paths(directory: Path) -> list[Path]:
     """The tasks of a directory. Raises ConfigurationError where there is none."""
-    found = sorted(path.parent for path in directory.glob("*/task.toml"))
+    found = tasks_in(directory)
     if not found:
-        raise ConfigurationError(f"no task in {directory}", "each sub-directory with a task.toml is a task")
+        raise no_tasks(directory)
     return found
 
 
@@ -184,10 +187,13 @@ def filter_tasks(
     """Copy the tasks that are kept to `out`, beside the journal. `results`: of a model's tries (None: the rules alone). Goes on
     where it was interrupted. Raises ConfigurationError, TaskError."""
     check_settings(settings)
+    if directory.resolve() == out.resolve():
+        raise ConfigurationError(f"source and target are both {out}", "give --to another directory")
     work = f"filter {directory.resolve()} {msgspec.json.encode(settings).decode()} {'rules' if results is None else 'results'}"
     undecided = []
+    paths = task_paths(directory)
     with Journal(out / JOURNAL, work) as journal:
-        for path in task_paths(directory):
+        for path in paths:
             decision = journal.decisions.get(path.name)
             if decision is None:
                 decision = by_rules(path, settings, backing) or _by(path, settings, results)
@@ -213,10 +219,13 @@ def passing_rules(directory: Path, settings: FilterSettings, backing: Backing) -
 
 
 def copy_task(source: Path, target: Path) -> None:
-    """Copy a task's directory, whole or not at all; what lay there of an interrupted copy is replaced."""
+    """Copy a task's directory, whole or not at all; an equal one that is there is left alone. Raises TaskError, and touches
+    nothing, where something else is there."""
+    if os.path.lexists(target):
+        check_equal(target, content_of(source))
+        return
     partial = target.with_name(f".{target.name}.partial")
-    for path in (partial, target):
-        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
     partial.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(source, partial, symlinks=True)
     partial.rename(target)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from whippletree.errors import ConfigurationError, SandboxError
+from whippletree.errors import ConfigurationError, SandboxError, words_of
 from whippletree.protocols import Sandbox
 from whippletree.tasks.history import history_leaks, run_git
 from whippletree.types import Struct
@@ -78,7 +78,9 @@ def hide(source: Path, cache: Path) -> Hidden:
             pass  # somebody else was faster
         except OSError as error:
             if not home.exists():
-                raise ConfigurationError(f"cannot hide the history of {source}: {error}", "make room for a copy") from error
+                raise ConfigurationError(
+                    f"cannot hide the history of {source}: {error.filename or cache}: {words_of(error)}", "make room for a copy"
+                ) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return Hidden(visible=str(home / "visible"), taken=str(home / "taken"), repositories=repositories)

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from whippletree.errors import ConfigurationError
+from whippletree.errors import ConfigurationError, words_of
 
 LIMIT = 120.0  # seconds for one look
 SHOWN = 3  # commits that are named
@@ -60,7 +60,9 @@ def run_git(
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigurationError(f"git cannot work on {git}: {error}", "install git, or leave the repository out") from error
+        raise ConfigurationError(
+            f"git cannot work on {git}: {words_of(error)}", "install git, or leave the repository out"
+        ) from error
     if done.returncode not in ok:
         said = done.stderr.decode("utf-8", "replace").strip()
         raise ConfigurationError(f"{git} cannot be read: {said}", "mend the repository, or leave it out")

@@ -7,13 +7,13 @@ Invariants (tests/tasks/test_read_task.py): data without problems converts; each
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from whippletree.configuration import Config
+from whippletree.errors import did_you_mean
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ def table_problems(kind: type[Config], data: Mapping[str, Any], origin: str, pre
         if key in hints:
             yield from _value_problems(hints[key], value, origin, f"{prefix}{key}")
         else:
-            yield Problem(f"{origin}: unknown key {prefix}{key}", f"{_nearest(key, hints, prefix)}; {FREE}")
+            yield Problem(f"{origin}: unknown key {prefix}{key}", f"{did_you_mean(key, hints, prefix=prefix)}; {FREE}")
     for field in msgspec.structs.fields(kind):
         if field.required and field.name not in data:
             yield Problem(f"{origin}: {prefix}{field.name} is missing", "add it; docs/tasks.md has every key")
@@ -64,8 +64,3 @@ def _value_problems(kind: Any, value: Any, origin: str, key: str) -> Iterator[Pr
 def _choices(choices: tuple[Any, ...]) -> str:
     words = [word for choice in choices if get_origin(choice) is Literal for word in get_args(choice)]
     return f"write one of {', '.join(words)}" if words else "docs/tasks.md has every key and its type"
-
-
-def _nearest(name: str, known: Mapping[str, Any], prefix: str) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(known))}"

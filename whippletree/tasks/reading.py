@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from whippletree.configuration import convert
-from whippletree.errors import TaskError
+from whippletree.errors import ConfigurationError, TaskError
 from whippletree.tasks.dockerfile import Environment, NeedsBuild, read_dockerfile
 from whippletree.tasks.format import (
     VERSIONS,
@@ -58,6 +58,18 @@ class Reading(Struct):
     problems: tuple[Problem, ...] = ()
 
 
+def tasks_in(directory: Path) -> list[Path]:
+    """The tasks of a directory, each a directory of its own with a task.toml, by name."""
+    return sorted(path.parent for path in directory.glob("*/task.toml"))
+
+
+def no_tasks(directory: Path) -> ConfigurationError:
+    """What is wrong with a directory that holds no task: its tasks may lie one level below."""
+    below = sorted({path.parent.parent for path in directory.glob("*/*/task.toml")})
+    step = f"they are in {', '.join(map(str, below))}" if below else "each sub-directory with a task.toml is a task"
+    return ConfigurationError(f"no task in {directory}", step)
+
+
 def load_task(path: Path, variables: Mapping[str, str] | None = None, backing: Backing = HOSTS) -> Task:
     """Read a task directory, with `variables` for its `${NAME}`s, for sandboxes of that kind (left out: without images).
     Raises TaskError with the first problem."""
@@ -76,6 +88,9 @@ def read_task(path: Path, variables: Mapping[str, str] | None = None, backing: B
         return Reading(
             path=str(path), problems=(Problem(f"{path} is not a directory", "give the directory that holds task.toml"),)
         )
+    if not (path / "task.toml").exists() and (tasks := tasks_in(path)):
+        cause = f"{path} is no task, it holds {len(tasks)}"
+        return Reading(path=str(path), problems=(Problem(cause, f"name one of them, for example {tasks[0]}"),))
     reader = _Reader(path, variables or {}, backing)
     task = reader.read()
     problems = tuple(reader.problems)

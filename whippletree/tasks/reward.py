@@ -7,20 +7,21 @@ It is parsed by Python's `ast` and walked here; nothing of it is ever executed a
 
 Invariants (tests/tasks/test_reward_expression.py):
 - whatever is not in that list is refused when the expression is read, with the place and what is allowed;
-- an unknown name is an error that suggests the nearest score; a value is finite or a VerifierError.
+- an unknown name is an error that suggests the nearest score; a value is finite or a VerifierError;
+- weights that add up to 1 give full scores exactly 1: a value has twelve digits, so that no rounding stands below a threshold.
 """
 
 from __future__ import annotations
 
 import ast
-import difflib
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from whippletree.errors import ConfigurationError, VerifierError
+from whippletree.errors import ConfigurationError, VerifierError, did_you_mean
 
 LENGTH = 2_000  # characters of an expression
+DIGITS = 12  # of a reward; a float has fifteen
 
 _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -56,18 +57,23 @@ class RewardExpression:
         except (RecursionError, MemoryError, ValueError) as error:
             raise ConfigurationError(f"reward = {text[:200]!r} cannot be read: {error}", _ALLOWED) from error
 
+    def check(self, known: Collection[str]) -> None:
+        """Raises ConfigurationError for a score that is not among those that are known."""
+        for name in sorted(self.names):
+            if name not in known:
+                step = did_you_mean(name, known, f"the verifier gave: {', '.join(sorted(known))}")
+                raise ConfigurationError(f"reward = {self.text!r}: there is no score {name!r}", step)
+
     def value(self, scores: Mapping[str, float]) -> float:
         """The reward of these scores. Raises ConfigurationError for a score that is not there, VerifierError for no number."""
-        for name in sorted(self.names):
-            if name not in scores:
-                raise ConfigurationError(f"reward = {self.text!r}: there is no score {name!r}", _nearest(name, scores))
+        self.check(scores)
         try:
             found = float(_value(self._body, scores))
         except (ZeroDivisionError, OverflowError) as error:
             raise VerifierError(f"reward = {self.text!r} of {_shown(scores)}: {error}", "guard it with a condition") from error
         if not math.isfinite(found):
             raise VerifierError(f"reward = {self.text!r} of {_shown(scores)} is {found}", "guard it with a condition")
-        return found
+        return float(f"{found:.{DIGITS}g}")
 
 
 def reward_of(scores: Mapping[str, float], rule: RewardExpression | None) -> float:
@@ -83,11 +89,6 @@ def reward_of(scores: Mapping[str, float], rule: RewardExpression | None) -> flo
 
 def _shown(scores: Mapping[str, float]) -> str:
     return ", ".join(f"{name} = {value:g}" for name, value in scores.items())
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"the verifier gave: {', '.join(sorted(known))}"
 
 
 def _refuse(node: ast.expr, what: str, next_step: str = _ALLOWED) -> ConfigurationError:
@@ -126,8 +127,7 @@ def _call_names(node: ast.expr, function: str, arguments: list[ast.expr]) -> set
             return set().union(*(_names(part) for part in arguments))
         case (("min" | "max" | "clip" | "score"), _):
             raise _refuse(node, f"{function} of {len(arguments)} values", 'write min(a, b), clip(x, 0, 1), score("name")')
-    near = difflib.get_close_matches(function, _FUNCTIONS, n=1, cutoff=0.5)
-    raise _refuse(node, f"{function}()", f"did you mean {near[0]}?" if near else _ALLOWED)
+    raise _refuse(node, f"{function}()", did_you_mean(function, _FUNCTIONS, _ALLOWED))
 
 
 def _value(node: ast.expr, scores: Mapping[str, float]) -> float:

@@ -4,6 +4,8 @@ Invariants (tests/tasks/test_scores.py):
 - scores are finite numbers with names, at least one; anything else is a problem in words, never a number; so are rewards of
   single calls, each of which is named once;
 - a step whose verifier failed makes the task's result a failure: no mean is taken over what is missing;
+- a reward that waits for rubrics is None until they have said what they will; one that gave no score is a failure where the
+  reward needs it, never a 0;
 - a step's least scores are reached only by scores that are there; a step that was not reached counts as 0.
 """
 
@@ -18,7 +20,7 @@ import msgspec
 from whippletree.errors import ConfigurationError, VerifierError
 from whippletree.tasks.reward import RewardExpression, reward_of
 from whippletree.tasks.task import Step, Task
-from whippletree.types import CallReward, Cause, CauseClass, StepResult, VerifierResult
+from whippletree.types import CallReward, Cause, CauseClass, RubricScore, StepResult, VerifierResult
 
 REWARD_LIMIT = 65_536  # bytes of a reward file
 MOST_CALLS = 1_000_000  # a call's number is below
@@ -123,12 +125,54 @@ def goes_on(step: Step, judged: VerifierResult) -> bool:
     return all(judged.scores.get(name, -math.inf) >= least for name, least in step.min_scores.items())
 
 
-def total(task: Task, judged: Sequence[VerifierResult], rule: RewardExpression | None) -> VerifierResult:
+def awaiting(result: VerifierResult, rule: RewardExpression | None, later: Sequence[str]) -> VerifierResult:
+    """A result that has scores and waits for those named `later`; a failure where no reward can come of them."""
+    taken = sorted(result.scores.keys() & set(later))
+    if taken:
+        told = f"the tests gave a score {taken[0]!r}, and a rubric has that name too"
+        return _misconfigured(result, told, "give the rubric another name")
+    try:
+        if rule is not None:
+            rule.check([*result.scores, *later])
+        else:
+            reward_of({**result.scores, "reward": 0.0} if "reward" in later else result.scores, None)
+    except (ConfigurationError, VerifierError) as error:
+        return _misconfigured(result, error.cause, error.next_step)
+    return msgspec.structs.replace(result, pending=tuple(later), expression=rule.text if rule else "")
+
+
+def settled(result: VerifierResult, given: Sequence[RubricScore]) -> VerifierResult:
+    """What was awaiting, with what its rubrics gave; a failure where the reward needs a score that one did not give."""
+    rule = RewardExpression(result.expression) if result.expression else None
+    found = {one.name: one.score for one in given if one.score is not None}
+    needed = rule.names if rule is not None else {"reward"}
+    whole = msgspec.structs.replace(result, scores={**result.scores, **found}, pending=(), rubrics=tuple(given))
+    missing = [one for one in given if one.score is None and one.name in needed]
+    if missing:
+        told = "; ".join(f"{one.name}: {one.problem}" for one in missing)
+        step = "read the rubric events of the rollout; mend the judge or its settings"
+        return msgspec.structs.replace(
+            whole, cause=Cause(cause=CauseClass.RUBRIC, phase="rubric", message=told, next_step=step)
+        )
+    if rule is None and "reward" not in found:  # what rubrics said is on record, and counts for nothing
+        alone = rewarded(result, None)
+        return msgspec.structs.replace(whole, reward=alone.reward, cause=alone.cause)
+    return rewarded(whole, rule)
+
+
+def _misconfigured(result: VerifierResult, message: str, next_step: str) -> VerifierResult:
+    cause = Cause(cause=CauseClass.CONFIGURATION, phase="verify", message=message, next_step=next_step)
+    return msgspec.structs.replace(result, cause=cause)
+
+
+def total(
+    task: Task, judged: Sequence[VerifierResult], rule: RewardExpression | None, later: Sequence[str] = ()
+) -> VerifierResult:
     """A task's result from those of the steps that were run, in order; each has scores, but the last may have a cause.
 
     Rewards of single calls are those of all steps. "mean": for each name the mean over all of the task's steps. "final":
     the last step's. A missing score, and every score of a step that was not reached, counts 0: an agent gains nothing by
-    not reaching it.
+    not reaching it. `later`: scores that rubrics give afterwards, for which the reward waits.
     """
     last = judged[-1]
     tampering = tuple(dict.fromkeys(found for result in judged for found in result.tampering))
@@ -143,4 +187,4 @@ def total(task: Task, judged: Sequence[VerifierResult], rule: RewardExpression |
         whole = msgspec.structs.replace(whole, scores=scores)
     elif len(judged) < several:
         whole = msgspec.structs.replace(whole, scores=dict.fromkeys(last.scores, 0.0))
-    return rewarded(whole, rule)
+    return awaiting(whole, rule, later) if later else rewarded(whole, rule)

@@ -24,7 +24,7 @@ from typing import Literal
 
 from whippletree.errors import ConfigurationError
 from whippletree.tasks.config import TrailFamily
-from whippletree.tasks.writing import write_tree
+from whippletree.tasks.writing import check_alone, write_tree
 
 # fmt: off
 NAMES = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "haven", "ivory", "joker", "karma", "lemon", "maple",
@@ -128,8 +128,10 @@ def write_tasks(directory: Path, family: TrailFamily) -> tuple[list[Path], list[
     Raises TaskError when one of them exists with other content.
     """
     stream = TrailStream(family)
-    train = [write_task(directory / "train", stream.train(index), family) for index in range(family.train)]
-    heldout = [write_task(directory / "heldout", trail, family) for trail in stream.heldout]
+    splits = {"train": [stream.train(index) for index in range(family.train)], "heldout": stream.heldout}
+    for split, trails in splits.items():
+        check_alone(directory / split, {trail.task_id for trail in trails})
+    train, heldout = ([write_task(directory / split, trail, family) for trail in trails] for split, trails in splits.items())
     return train, heldout
 
 

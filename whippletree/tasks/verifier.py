@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from whippletree.errors import SandboxError
+from whippletree.errors import SandboxError, words_of
 from whippletree.protocols import ExecResult, Sandbox
 from whippletree.tasks.defence import TEST_ENVIRONMENT
 from whippletree.tasks.reward import RewardExpression
@@ -104,7 +104,9 @@ async def measure(task: Task, sandbox: Sandbox, step: Step, *, timeout: float) -
         )
     except OSError as error:  # of this side: the task's directory
         where = ", ".join(step.judging.tests)
-        return _failed(CauseClass.TASK, f"{where} cannot be read: {error}", "put the task's tests back")
+        return _failed(
+            CauseClass.TASK, f"{error.filename or where} cannot be read: {words_of(error)}", "put the task's tests back"
+        )
 
 
 async def clear(sandbox: Sandbox) -> None:

@@ -3,18 +3,21 @@
 Invariants (tests/tasks/test_writing.py):
 - a directory is there with every file, or it is not there: what was interrupted is made anew;
 - an equal directory that is there already is left alone, and one with other content is never touched;
+- tasks are not laid among others;
 - a path that would leave the directory is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import posixpath
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from whippletree.configuration import toml_value
 from whippletree.errors import TaskError
 
 SCRIPTS = ("tests/test.sh", "solution/solve.sh")
@@ -57,6 +60,14 @@ def key_of(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+def check_alone(directory: Path, names: Collection[str]) -> None:
+    """Raises TaskError where the directory holds tasks of other names: a set that is not the one that was asked for."""
+    others = sorted({path.parent.name for path in directory.glob("*/task.toml")}.difference(names))
+    if others:
+        cause = f"{directory} holds {len(others)} tasks of other settings, for example {others[0]}"
+        raise TaskError(cause, "choose another directory, or remove them")
+
+
 def write_draft(directory: Path, draft: Draft, limits: Limits) -> Path:
     """Write directory/<task_id>; see `write_tree`."""
     files = {f"environment/files/{path}": data for path, data in draft.files.items()}
@@ -81,10 +92,8 @@ def write_tree(path: Path, files: Mapping[str, bytes], executable: set[str]) -> 
     for name in files:
         if name.startswith("/") or posixpath.normpath(name) != name or name.split("/")[0] == "..":
             raise TaskError(f"{path}: {name!r} is no path below it", "name files by plain relative paths")
-    if path.exists():
-        found = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-        if found != dict(files):
-            raise TaskError(f"{path} exists with other content", "choose another directory, or remove this one")
+    if os.path.lexists(path):
+        check_equal(path, files)
         return path
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -97,6 +106,21 @@ def write_tree(path: Path, files: Mapping[str, bytes], executable: set[str]) -> 
     return path
 
 
+def check_equal(path: Path, content: Mapping[str, bytes | str]) -> None:
+    """Raises TaskError where what is there has other content (see `content_of`)."""
+    if content_of(path) != content:
+        raise TaskError(f"{path} exists with other content", "choose another directory, or remove this one")
+
+
+def content_of(directory: Path) -> dict[str, bytes | str]:
+    """Relative path → bytes of each file, target of each link."""
+    return {
+        str(path.relative_to(directory)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in (directory.rglob("*") if directory.is_dir() else (directory,))
+        if path.is_symlink() or path.is_file()
+    }
+
+
 def _dockerfile(draft: Draft) -> str:
     lines = [f"FROM {draft.base}", "WORKDIR /app"]
     lines += ["COPY files/ /app/"] if draft.files else []
@@ -106,12 +130,8 @@ def _dockerfile(draft: Draft) -> str:
 
 
 def _task_toml(draft: Draft, limits: Limits) -> str:
-    labels = "".join(f"{name} = {_toml(value)}\n" for name, value in draft.labels.items())
+    labels = "".join(f"{name} = {toml_value(value)}\n" for name, value in draft.labels.items())
     return (
         f'schema_version = "1.1"\n\n[metadata]\n{labels}\n[agent]\ntimeout_sec = {limits.agent}\n\n'
         f"[verifier]\ntimeout_sec = {limits.verifier}\n\n[environment]\nallow_internet = false\n"
     )
-
-
-def _toml(value: str | float) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -5,6 +5,7 @@ from whippletree.traces.atif_export import export_atif
 from whippletree.traces.building import build_trace, load_trace
 from whippletree.traces.config import TracesConfig
 from whippletree.traces.export import TraceText, describe, explain
+from whippletree.traces.payloads import read_messages, read_reply
 from whippletree.traces.reconcile import Finding, Reconciliation, reconcile
 from whippletree.traces.roles import assign_roles
 from whippletree.traces.samples import build_samples, call_numbers
@@ -38,6 +39,8 @@ __all__ = [
     "funnel",
     "load_trace",
     "read_account",
+    "read_messages",
+    "read_reply",
     "read_trajectory",
     "reconcile",
     "rollout_view",

@@ -17,10 +17,9 @@ from typing import Any
 
 import msgspec
 
-from whippletree.errors import AlignmentError
 from whippletree.traces.atif import Step, StepToolCall, Trajectory, content_text
+from whippletree.traces.payloads import read_reply
 from whippletree.traces.tree import Node
-from whippletree.types import ParsedMessage
 
 MOST_CELLS = 250_000  # of a gap that is searched for its best pairs; a larger one is paired by place
 
@@ -76,17 +75,9 @@ def _told(call: StepToolCall) -> dict[str, Any] | str:
     return written if isinstance(written, str) else call.arguments
 
 
-def reply_of(node: Node) -> ParsedMessage:
-    """The turn that a call sampled; an empty one where none is recorded. Raises AlignmentError when it cannot be read."""
-    try:
-        return msgspec.json.decode(node.reply_json, type=ParsedMessage) if node.reply_json else ParsedMessage()
-    except msgspec.DecodeError as error:
-        raise AlignmentError(f"call {node.call_id}: its reply cannot be read: {error}", "the record is damaged") from error
-
-
 def key_of(node: Node) -> TurnKey:
-    """The normal form of what a call sampled."""
-    message = reply_of(node)
+    """The normal form of what a call sampled. Raises AlignmentError when its reply cannot be read."""
+    message = read_reply(node.call_id, node.reply_json)
     calls = tuple((call.name, normal_arguments(call.arguments)) for call in message.tool_calls)
     return TurnKey(message.content.strip(), calls)
 

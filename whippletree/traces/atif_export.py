@@ -18,8 +18,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from whippletree.errors import AlignmentError
-from whippletree.traces.alignment import reply_of
 from whippletree.traces.atif import (
     VERSION,
     Agent,
@@ -33,6 +31,7 @@ from whippletree.traces.atif import (
     SubagentRef,
     Trajectory,
 )
+from whippletree.traces.payloads import read_messages, read_reply
 from whippletree.traces.reconcile import NOTHING_CAME
 from whippletree.traces.tree import Node, Trace
 from whippletree.types import Message, Rollout, ToolCall
@@ -88,7 +87,7 @@ class _Writer:
         steps: list[Step] = []
         for node in nodes:
             again = node is not nodes[0] and not node.call.base_call_id
-            for message in _messages(node):
+            for message in read_messages(node.call_id, node.messages_json):
                 _add_message(steps, message, node, again)
             steps.append(self._turn(node))
         below = self.started.get(name, [])
@@ -105,7 +104,7 @@ class _Writer:
         )
 
     def _turn(self, node: Node) -> Step:
-        call, message = node.call, reply_of(node)
+        call, message = node.call, read_reply(node.call_id, node.reply_json)
         with_ids = self.tokens and node.prompt is not None
         usable = len(node.logprobs) > 0 and bool(np.isfinite(node.logprobs).all())
         return Step(
@@ -132,14 +131,6 @@ class _Writer:
                 "not_trained": node.excluded,
             },
         )
-
-
-def _messages(node: Node) -> tuple[Message, ...]:
-    """What is new in a call's request."""
-    try:
-        return msgspec.json.decode(node.messages_json, type=tuple[Message, ...])
-    except msgspec.DecodeError as error:
-        raise AlignmentError(f"call {node.call_id}: its messages cannot be read: {error}", "the record is damaged") from error
 
 
 def _add_message(steps: list[Step], message: Message, node: Node, again: bool) -> None:

@@ -34,7 +34,7 @@ class Part(Struct):
 def assign_roles(calls: Sequence[Call], parents: Mapping[str, str]) -> dict[str, Part]:
     """The part of each call. `calls` are of one attempt, by index; `parents` are the tree's ("" or missing for a root)."""
     before = _predecessors(calls, parents)
-    summaries = {call.origin_call_id for call in calls if call.prefix_break == "compaction"} - {""}
+    summaries = {_summary_of(call) for call in calls} - {""}
     lanes: dict[str, Role] = {}
     heads: dict[str, str] = {}
     for call in calls:
@@ -77,7 +77,7 @@ def _predecessors(calls: Sequence[Call], parents: Mapping[str, str]) -> dict[str
         named = (
             parents.get(call.call_id, ""),
             call.base_call_id,
-            call.origin_call_id if call.prefix_break == "compaction" else "",
+            _summary_of(call),
             "" if call.role == "side" or _starts_subagent(call) else threads.get(thread, ""),
         )
         before[call.call_id] = next((name for name in named if name in before), "")
@@ -86,9 +86,15 @@ def _predecessors(calls: Sequence[Call], parents: Mapping[str, str]) -> dict[str
     return before
 
 
+def _summary_of(call: Call) -> str:
+    """The call whose reply is the summary that this one begins with, or that stands behind the turns it goes on from; or ""."""
+    behind_kept_turns = call.base_call_id not in ("", call.origin_call_id)
+    return call.origin_call_id if call.prefix_break == "compaction" or behind_kept_turns else ""
+
+
 def _starts_subagent(call: Call) -> bool:
     """Whether the call is a sub-agent's first: it names the call that started it."""
-    if not call.origin_call_id or call.prefix_break == "compaction":
+    if not call.origin_call_id or _summary_of(call):
         return False
     return call.role == "subagent" or (call.role == "main" and call.prefix_break == "new_thread")
 

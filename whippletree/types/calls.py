@@ -46,7 +46,8 @@ class Call(Struct):
     `delivered` turns true when the harness has the whole reply.
     `grade`: below "tokens" the engine gave no ids, the counts are its own and the payload holds none.
     `role` as far as the gateway can tell; `origin_call_id`: of a sub-agent's first call, the call that started it; of the first
-    call after a compaction, the call whose reply is the summary. `thread`: the harness's own name of the conversation, from its
+    call after a compaction, the call whose reply is the summary (such a call may go on from early turns that the harness keeps:
+    it then has a base too). `thread`: the harness's own name of the conversation, from its
     headers. `client`: the program that asked (user agent, shortened). `ignored`: what the request had that was not used.
     `reasoning_tokens`: how many of the sampled ones are thinking. `tools`: how many tools were offered. `constrained`: sampling
     was bound to a schema, so the logprobs are not those of the policy alone.

@@ -8,6 +8,8 @@ import msgspec
 
 from whippletree.types.base import FinishReason, Struct
 
+MessageRole = Literal["system", "user", "assistant", "tool"]
+
 
 class ToolCall(Struct):
     """One call that the model asks for. `arguments` is the exact JSON text that was sampled (it may be malformed).
@@ -44,7 +46,7 @@ class Message(Struct):
     Example: Message(role="assistant", tool_calls=(ToolCall(id="c1", name="bash", arguments="{}"),))
     """
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: MessageRole
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()

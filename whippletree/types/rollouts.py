@@ -32,6 +32,7 @@ class CauseClass(enum.StrEnum):
     NO_CALLS = "no_calls"
     TASK = "task"
     VERIFIER = "verifier"
+    RUBRIC = "rubric"
     DEADLINE = "deadline"
     CONFIGURATION = "configuration"
     CANCELLED = "cancelled"
@@ -76,12 +77,36 @@ class StepResult(Struct):
     cause: Cause | None = None
 
 
+class RubricScore(Struct):
+    """What a judge model said of one attempt by a rubric. `score` from 0 to 1, or None where it gave none (`problem` says why).
+    `rubric`: digest of the rubric's text; `model`: the judge. `criteria`: the share of its points that each criterion got, and
+    `votes` the score of each vote. `why`: the judge's own words. `requests`: keys of its replies in the run's rubrics.sqlite;
+    `cached`: all of them were there already.
+
+    Example: RubricScore(name="style", rubric="3f9a1c20be77", model="judge-1", score=0.75,
+                         criteria={"clear": 1.0, "short": 0.5}, votes=(0.75,), requests=("9c1d...",))
+    """
+
+    name: str
+    rubric: str = ""
+    model: str = ""
+    score: float | None = None
+    criteria: dict[str, float] = {}
+    votes: tuple[float, ...] = ()
+    why: str = ""
+    requests: tuple[str, ...] = ()
+    cached: bool = False
+    problem: str = ""
+
+
 class VerifierResult(Struct):
     """What the verifier said. `reward` None means that the verifier itself failed (then `cause` says why, its phase where).
     `scores` are its named scores; they are combined only by an explicit rule: `expression` is the one of the configuration
     that gave the reward ("" for none: the score named "reward", or the only one). `tampering`: what the agent had left where
     only the tests write; it counted for nothing. `steps`: the results of a task's steps, as far as they were run.
     `call_rewards`: what single calls earned besides (batching.advantages.estimator = "per-call" uses them).
+    `pending`: scores that judge models have yet to give; the reward, which `expression` says, waits for them. `rubrics`: what
+    they gave.
 
     Example: VerifierResult(reward=0.9, scores={"correct": 1.0, "style": 0.5}, expression="0.8 * correct + 0.2 * style")
     """
@@ -95,13 +120,16 @@ class VerifierResult(Struct):
     expression: str = ""
     steps: tuple[StepResult, ...] = ()
     call_rewards: tuple[CallReward, ...] = ()
+    pending: tuple[str, ...] = ()
+    rubrics: tuple[RubricScore, ...] = ()
 
 
 class RolloutSpec(Struct):
     """The desired rollout: everything an attempt needs, written once when the rollout is created.
 
     `group_id` joins the rollouts of one task under one harness configuration. Without a `task_path` a rollout is external: no
-    controller of ours claims it; whoever runs it is given `input` and reports through the rollout API.
+    controller of ours claims it; whoever runs it is given `input` and reports through the rollout API. `variant`: which of the
+    source's variations of the harness's settings it runs under ("": the settings as they are).
 
     Example: RolloutSpec(rollout_id="s0003-g02-m5", group_id="s0003-g02", source="trail", task_id="trail-2-0-17",
                          task_path="/tasks/trail-2-0-17", harness="mini-swe-agent", purpose="train", step=3)
@@ -119,6 +147,7 @@ class RolloutSpec(Struct):
     max_attempts: int = 3
     labels: dict[str, str] = {}
     input: Any = None
+    variant: str = ""
 
     @property
     def external(self) -> bool:
@@ -127,7 +156,8 @@ class RolloutSpec(Struct):
 
 
 class Phase(Struct):
-    """One timed phase of an attempt (boot, healthcheck, setup, agent, seal, snapshot, collect, verify, cleanup); seconds.
+    """One timed phase of an attempt (boot, healthcheck, setup, agent, seal, snapshot, collect, verify, cleanup, rubric).
+    `started` and `seconds`: when, and how long; `limit`: how long it might have taken.
     `step`: of a task with several steps, the one that it belongs to. `overran`: it was ended at its limit.
 
     Example: Phase(name="agent", started=10.0, seconds=1.5, limit=300.0, step="scaffold")

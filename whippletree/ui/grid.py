@@ -5,15 +5,18 @@
 Invariants (tests/ui/test_grid_view.py):
 - the time left is extrapolated from cells that were run in this process, and absent before the first;
 - without a terminal there is one line per stage, and one per tenth of the grid's cells, never one per look;
-- a table shows every model and harness of the grid, also those without a cell.
+- a table shows every model and harness of the grid, also those without a cell;
+- no number is cut off at the width of the terminal: rates and costs are two tables where one is too wide.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -26,6 +29,8 @@ from whippletree.ui.panel import clock
 BAR_WIDTH = 40
 TENTHS = 10
 MOST_GAPS = 24  # differences in the terminal
+WIDEST = 10_000  # characters: where a table's own width is asked for
+INVALID = "invalid"
 
 
 def time_left(ran: int, left: int, seconds: float) -> float | None:
@@ -111,7 +116,7 @@ def print_results(results: Results, console: Console) -> None:
     for source in (ALL, *results.sources) if len(results.sources) > 1 else (ALL,):
         blocks = [block for block in results.blocks if block.source == source]
         title = f"{results.name}: {'every task' if source == ALL else source}, {results.confidence:.0%} intervals over tasks"
-        console.print(_blocks(title, blocks))
+        console.print(_blocks(title, blocks, console))
     for model, reason in results.failed.items():
         console.print(Text(printable(f"{model} could not be evaluated: {reason}"), style="red"))
     gaps = [gap for gap in results.differences if gap.source == ALL]
@@ -122,38 +127,57 @@ def print_results(results: Results, console: Console) -> None:
             console.print(Text(f"{len(gaps) - MOST_GAPS} more are in differences.csv", style="dim"))
 
 
-def _blocks(title: str, blocks: list[Block]) -> Table:
-    ks = sorted({k for block in blocks for k in block.pass_at})
+def _blocks(title: str, blocks: list[Block], console: Console) -> RenderableType:
+    """One table of rates and costs; two, where the console is too narrow for one."""
+    rates, costs = _rates(blocks), _costs(blocks)
+    whole = _table(title, blocks, {**rates, **costs})
+    if Measurement.get(console, console.options.update(width=WIDEST), whole).maximum <= console.width:
+        return whole
+    return Group(_table(title, blocks, rates), _table("costs, over the same cells", blocks, costs))
+
+
+def _table(title: str, blocks: list[Block], columns: Mapping[str, Sequence[str]]) -> Table:
+    """Where there is too little room names and causes take several lines; numbers are never cut."""
     table = Table(title=printable(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in ("model", "harness"):
-        table.add_column(name, no_wrap=True)
-    incomplete = any(block.valid < block.cells for block in blocks)
-    heads = ("passed", "pass@1", *(f"pass@{k}" for k in ks), "invalid", *(("of all",) if incomplete else ()))
-    for name in (*heads, "turns", "tools/solved", "sampled/solved", "processed/solved", "seconds", "breaks"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for block in blocks:
-        missing = f" ({block.missing} missing)" if block.missing else ""
-        table.add_row(
-            printable(block.model),
-            printable(block.harness),
-            f"{block.passed}/{block.valid}{missing}",
-            rate_text(block.rate),
-            *(rate_text(block.pass_at.get(k)) for k in ks),
-            printable(", ".join(f"{count} {cause}" for cause, count in block.causes.items())) or "–",
-            *((f"{block.rate_of_all:.2f}",) if incomplete else ()),
-            number_text(block.turns),
-            cost_text(block.tool_calls_per_solved),
-            cost_text(block.sampled_per_solved),
-            cost_text(block.computed_per_solved),
-            number_text(block.seconds),
-            str(sum(block.breaks.values())) if block.breaks else "–",
-        )
+        table.add_column(name, overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=name != INVALID, overflow="fold")
+    for place, block in enumerate(blocks):
+        table.add_row(printable(block.model), printable(block.harness), *(cells[place] for cells in columns.values()))
     return table
+
+
+def _rates(blocks: list[Block]) -> dict[str, list[str]]:
+    ks = sorted({k for block in blocks for k in block.pass_at})
+    missing = [f" ({block.missing} missing)" if block.missing else "" for block in blocks]
+    columns = {
+        "passed": [f"{block.passed}/{block.valid}{more}" for block, more in zip(blocks, missing, strict=True)],
+        "pass@1": [rate_text(block.rate) for block in blocks],
+        **{f"pass@{k}": [rate_text(block.pass_at.get(k)) for block in blocks] for k in ks},
+        INVALID: [printable(", ".join(f"{count} {cause}" for cause, count in block.causes.items())) or "–" for block in blocks],
+    }
+    if any(block.valid < block.cells for block in blocks):
+        columns["of all"] = [f"{block.rate_of_all:.2f}" for block in blocks]
+    return columns
+
+
+def _costs(blocks: list[Block]) -> dict[str, list[str]]:
+    return {
+        "turns": [number_text(block.turns) for block in blocks],
+        "tools/solved": [cost_text(block.tool_calls_per_solved) for block in blocks],
+        "sampled/solved": [cost_text(block.sampled_per_solved) for block in blocks],
+        "processed/solved": [cost_text(block.computed_per_solved) for block in blocks],
+        "seconds": [number_text(block.seconds) for block in blocks],
+        "breaks": [str(sum(block.breaks.values())) if block.breaks else "–" for block in blocks],
+    }
 
 
 def _differences(title: str, gaps: list[Difference]) -> Table:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in ("in", "difference", "by", "tasks"):
+    for name in ("in", "difference"):
+        table.add_column(name, overflow="fold")
+    for name in ("by", "tasks"):
         table.add_column(name, no_wrap=True)
     for gap in gaps:
         found = gap.estimate

@@ -11,9 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from whippletree.errors import ConfigurationError
 from whippletree.loop.grid.tables import ALL, Block, Results
-from whippletree.ui.plots import FAINT, INK, style
+from whippletree.ui.plots import FAINT, INK, empty_figure, save, style
 
 CELL_WIDTH, CELL_HEIGHT = 2.0, 0.8  # inches
 LEAST_WIDTH, LABELS, BARS_HEIGHT = 9.0, 2.6, 4.2
@@ -26,28 +25,18 @@ WIDEST_BAR = 0.35
 
 def draw_grid(results: Results, path: Path) -> Path:
     """Write a PNG. Raises ConfigurationError where matplotlib is not installed."""
-    try:
-        figure = make_figure(results)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"no picture can be drawn: {error}", "pip install 'whippletree[train]'") from error
-    figure.savefig(path)
-    return path
+    return save(lambda: make_figure(results), path)
 
 
 def make_figure(results: Results) -> Any:
-    """The figure (matplotlib), not registered with pyplot."""
+    """The figure (matplotlib)."""
     import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     models, harnesses = len(results.models), len(results.harnesses)
     width = max(LEAST_WIDTH, LABELS + CELL_WIDTH * harnesses, LABELS + 0.55 * models * harnesses)
     upper = 1.6 + CELL_HEIGHT * models
     with mpl.rc_context(style()):
-        layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15, wspace=0.04, hspace=0.08)
-        figure = Figure(figsize=(width, upper + BARS_HEIGHT + 0.6), dpi=100, layout=layout)
-        FigureCanvasAgg(figure)
+        figure = empty_figure(width, upper + BARS_HEIGHT + 0.6, w_pad=0.15, h_pad=0.15, wspace=0.04, hspace=0.08)
         total = sum(block.valid for block in results.blocks if block.source == ALL)
         tasks = max((block.tasks for block in results.blocks if block.source == ALL), default=0)
         figure.suptitle(f"{results.name}: {tasks} tasks, {total} rollouts judged", fontsize=16, fontweight="bold")

@@ -212,10 +212,24 @@ def step_text(step: StepMetrics, total: int) -> str:
 
 
 def eval_text(line: EvalMetrics) -> str:
-    """One line per evaluation."""
+    """One line per evaluation. Several sources, that is tasks or harnesses, are told apart; of one, the difficulties are."""
     success = f"{line.success:.3f}" if line.success is not None else "–"
-    cells = "; ".join(f"{name}: {passed}/{total}" for name, (passed, total) in line.by_difficulty.items())
+    parts = line.by_source if len(line.by_source) > 1 else line.by_difficulty
+    cells = "; ".join(f"{name}: {passed}/{total}" for name, (passed, total) in parts.items())
     failed = f", {line.failed} failed" if line.failed else ""
     failed += f", {line.cut} cut at the evaluation's limit" if line.cut else ""
     told = f"success {success} of {line.valid}{failed}{_of_all(line, 3)}"
-    return f"held-out after {line.step} updates: {told} ({cells}) in {line.seconds:.1f} s"
+    among = f" ({cells})" if cells else ""
+    return f"held-out after {line.step} updates: {told}{among} in {line.seconds:.1f} s"
+
+
+def sources_text(lines: Sequence[EvalMetrics]) -> str:
+    """What each of several sources went from and to, a line each; "" where there is one, or no two evaluations."""
+    if len(lines) < 2 or len(lines[-1].by_source) < 2:
+        return ""
+    first, last = lines[0].by_source, lines[-1].by_source
+    return "".join(f"  {printable(name)}: {_share(first.get(name))} → {_share(cell)}\n" for name, cell in last.items())
+
+
+def _share(cell: tuple[int, int] | None) -> str:
+    return f"{cell[0] / cell[1]:.3f}" if cell and cell[1] else "–"

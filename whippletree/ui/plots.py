@@ -9,7 +9,7 @@ Invariants (tests/ui/test_report.py):
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +36,37 @@ LEARNER_FROM = 5  # the parts from here on are the learner's own wall time
 
 def draw(run: RunData, path: Path) -> Path:
     """Write a PNG of 1500 × 900 pixels. Raises ConfigurationError where matplotlib is not installed."""
+    return save(lambda: make_figure(run), path)
+
+
+def save(make: Callable[[], Any], path: Path) -> Path:
+    """Write the figure that `make` returns as a PNG. Raises ConfigurationError where matplotlib is not installed."""
     try:
-        figure = make_figure(run)
+        figure = make()
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"no picture can be drawn: {error}", "pip install 'whippletree[train]'") from error
     figure.savefig(path)
     return path
 
 
-def make_figure(run: RunData) -> Any:
-    """The figure (matplotlib), not registered with pyplot, so nothing has to be closed."""
-    import matplotlib as mpl
+def empty_figure(width: float, height: float, **space: Any) -> Any:
+    """A figure of so many inches with `space` around its axes (matplotlib's constrained layout), not registered with pyplot, so
+    nothing has to be closed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+    figure = Figure(figsize=(width, height), dpi=100, layout=ConstrainedLayoutEngine(**space))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def make_figure(run: RunData) -> Any:
+    """The figure (matplotlib)."""
+    import matplotlib as mpl
+
     with mpl.rc_context(style()):
-        layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15, wspace=0.04, hspace=0.06)
-        figure = Figure(figsize=(15, 9), dpi=100, layout=layout)
-        FigureCanvasAgg(figure)
+        figure = empty_figure(15, 9, w_pad=0.15, h_pad=0.15, wspace=0.04, hspace=0.06)
         figure.suptitle(title(run), fontsize=17, fontweight="bold")
         axes = figure.subplots(2, 2)
         _curves(axes[0][0], run)

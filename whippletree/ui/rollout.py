@@ -20,7 +20,7 @@ from whippletree.errors import AlignmentError, StoreError
 from whippletree.loop.layout import Layout
 from whippletree.protocols import Renderer, Store
 from whippletree.traces import TracesConfig, alarm, assign_roles, funnel, load_trace
-from whippletree.types import Attempt, Call, Event, Rollout, Usage
+from whippletree.types import Attempt, Call, Event, Rollout, RubricScore, Usage
 from whippletree.ui.conversation import conversation, printable
 
 WIDE = 1000  # columns, where the output is a file or a pipe
@@ -95,8 +95,19 @@ def _attempt(attempt: Attempt, console: Console) -> None:
         console.print(Text(printable(f"  step {step.name}: {reward}, {ended}")))
     if attempt.result is not None and attempt.result.tampering:
         console.print(Text(printable(f"  tampering: {'; '.join(attempt.result.tampering)}"), style="red"))
+    for given in attempt.result.rubrics if attempt.result else ():
+        console.print(Text(printable(f"  rubric {_scored(given)}"), style="dim"))
+    if attempt.result is not None and attempt.result.pending:
+        console.print(Text(printable(f"  waits for: {', '.join(attempt.result.pending)}"), style="yellow"))
     if attempt.result is not None and attempt.result.output:
         console.print(Text(f"  verifier: {printable(attempt.result.output.strip())}", style="dim"))
+
+
+def _scored(given: RubricScore) -> str:
+    if given.score is None:
+        return f"{given.name}: no score: {given.problem}"
+    shares = ", ".join(f"{name} {share:g}" for name, share in given.criteria.items())
+    return f"{given.name}: {given.score:g} by {given.model}" + (f" ({shares})" if shares else "") + f" {given.why}".rstrip()
 
 
 def _used(usage: Usage) -> str:

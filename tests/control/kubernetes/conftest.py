@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from kube_real import RealApi
+from kube_real import RealApi, running_api
 from kube_world import KubeWorld, Site, fake_site, real_site
-
-SETTING = "WHIPPLETREE_KUBE"
 
 
 @pytest.fixture(scope="session")
 def real_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
     """A real API server, started once per session."""
-    folder = os.environ.get(SETTING, "")
-    if not folder or not (Path(folder) / "kube-apiserver").exists():
-        pytest.skip(f"{SETTING} names no folder with kube-apiserver and kube-controller-manager")
-    api = RealApi(Path(folder).resolve(), tmp_path_factory.mktemp("kube"))
-    try:
-        api.start()
+    with running_api(tmp_path_factory) as api:
         yield api
-    finally:
-        api.stop()
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.kube)])

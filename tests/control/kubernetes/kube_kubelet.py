@@ -24,6 +24,7 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 NODE = "test-node"
 AGENT = "test-kubelet"
@@ -33,6 +34,33 @@ PATCH = {"Content-Type": "application/merge-patch+json"}
 def stamp(at: float | None = None) -> str:
     when = datetime.datetime.now(datetime.UTC) if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC)
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def serve(directory: Path, path: str, handler: Handler) -> tuple[web.AppRunner, int]:
+    """A kubelet's own HTTPS port, which a real API server asks at `path`; the key and certificate come into `directory`."""
+    cert, key = directory / "kubelet.crt", directory / "kubelet.key"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test", "-days", "2"]
+    await asyncio.to_thread(subprocess.run, [*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    app = web.Application()
+    app.router.add_get(path, handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    return runner, runner.addresses[0][1]
+
+
+def container_status(container: dict, state: dict, *, ready: bool = False) -> dict:
+    return {
+        "name": container["name"],
+        "state": state,
+        "ready": ready,
+        "restartCount": 0,
+        "image": container["image"],
+        "imageID": "",
+        "lastState": {},
+    }
 
 
 class Kubelet:
@@ -67,18 +95,9 @@ class Kubelet:
             await self.session.close()
 
     async def serve_logs(self, directory: Path) -> int:
-        """The kubelet's own HTTPS port, which the real API server asks for a pod's output."""
-        cert, key = directory / "kubelet.crt", directory / "kubelet.key"
-        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test", "-days", "2"]
-        await asyncio.to_thread(subprocess.run, [*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert, key)
-        app = web.Application()
-        app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._log)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context).start()
-        return self._runner.addresses[0][1]
+        """The port that the real API server asks for a pod's output."""
+        self._runner, port = await serve(directory, "/containerLogs/{namespace}/{pod}/{container}", self._log)
+        return port
 
     async def _log(self, request: web.Request) -> web.Response:
         text = await self.log(request.match_info["namespace"], request.match_info["pod"], request.match_info["container"])
@@ -142,18 +161,18 @@ class Kubelet:
             pass
         if word == "nopull":
             waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-            await self.status(name, {"containerStatuses": [_container(containers[0], waiting)]})
+            await self.status(name, {"containerStatuses": [container_status(containers[0], waiting)]})
             return
         init = [await self._init(name, container, pod) for container in pod["spec"].get("initContainers", ())]
         begun = stamp()
-        running = [_container(container, {"running": {"startedAt": begun}}, ready=True) for container in containers]
+        running = [container_status(container, {"running": {"startedAt": begun}}, ready=True) for container in containers]
         await self.status(name, {"phase": "Running", "initContainerStatuses": init, "containerStatuses": running})
         end = await self._act(pod, word, rest)
         terminated = {"startedAt": begun, "finishedAt": stamp(), "exitCode": 0, **end}
         phase = "Failed" if terminated["exitCode"] else "Succeeded"
         status = {
             "phase": phase,
-            "containerStatuses": [_container(container, {"terminated": terminated}) for container in containers],
+            "containerStatuses": [container_status(container, {"terminated": terminated}) for container in containers],
         }
         if word == "evicted":
             status = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
@@ -161,10 +180,10 @@ class Kubelet:
 
     async def _init(self, name: str, container: dict, pod: dict) -> dict:
         begun = stamp()
-        running = _container(container, {"running": {"startedAt": begun}})
+        running = container_status(container, {"running": {"startedAt": begun}})
         await self.status(name, {"initContainerStatuses": [running]})
         await asyncio.sleep(0.2)
-        return _container(container, {"terminated": {"startedAt": begun, "finishedAt": stamp(), "exitCode": 0}})
+        return container_status(container, {"terminated": {"startedAt": begun, "finishedAt": stamp(), "exitCode": 0}})
 
     async def _act(self, pod: dict, word: str, rest: list[str]) -> dict:
         """What its one container does, and how it ends."""
@@ -218,15 +237,3 @@ class Kubelet:
             session.post(f"{environment['BASE_URL']}/chat/completions", json=body, headers=headers) as reply,
         ):
             await reply.read()
-
-
-def _container(container: dict, state: dict, *, ready: bool = False) -> dict:
-    return {
-        "name": container["name"],
-        "state": state,
-        "ready": ready,
-        "restartCount": 0,
-        "image": container["image"],
-        "imageID": "",
-        "lastState": {},
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -10,8 +11,13 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+SETTING = "WHIPPLETREE_KUBE"
 TOKEN = "test-token"
 READY_SECONDS = 90.0
 
@@ -151,6 +157,20 @@ class RealApi:
                 assert not dead, f"{dead} ended; see {self.directory}"
                 assert time.monotonic() < limit, f"the API server is not ready; see {self.directory}"
             time.sleep(0.2)
+
+
+@contextmanager
+def running_api(directories: pytest.TempPathFactory) -> Iterator[RealApi]:
+    """A real API server of the binaries that the setting names; a test that asks where it names none is skipped."""
+    folder = os.environ.get(SETTING, "")
+    if not folder or not (Path(folder) / "kube-apiserver").exists():
+        pytest.skip(f"{SETTING} names no folder with kube-apiserver and kube-controller-manager")
+    api = RealApi(Path(folder).resolve(), directories.mktemp("kube"))
+    try:
+        api.start()
+        yield api
+    finally:
+        api.stop()
 
 
 def _unchecked() -> ssl.SSLContext:

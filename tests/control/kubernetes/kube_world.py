@@ -22,7 +22,8 @@ from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBin
 from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.labels import attempt_labels
-from whippletree.control.process import ControllerSpec
+from whippletree.control.rubrics.config import RubricConfig
+from whippletree.control.spec import ControllerSpec
 from whippletree.files import write_json
 from whippletree.kubernetes.access import open_access
 from whippletree.kubernetes.client import Cluster
@@ -184,10 +185,17 @@ class KubeWorld(World):
         self.template.write_text(TEMPLATE)
         self.task = write_task(directory / "task")
 
-    def kube_spec(self, worker: str = "local", **changes: object) -> ControllerSpec:
+    def kube_spec(
+        self, worker: str = "local", *, rubrics: tuple[RubricConfig, ...] = (), reward: str = "", **changes: object
+    ) -> ControllerSpec:
         kubernetes = self.site.config(template=str(self.template), **changes)
         control = ControlConfig(
-            launch="kubernetes", kubernetes=kubernetes, deadlines=DeadlineConfig(seal=5.0), stop_seconds=10.0
+            launch="kubernetes",
+            kubernetes=kubernetes,
+            deadlines=DeadlineConfig(seal=5.0),
+            stop_seconds=10.0,
+            rubrics=rubrics,
+            reward=reward,
         )
         return ControllerSpec(
             directory=str(self.directory),

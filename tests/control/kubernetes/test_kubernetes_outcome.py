@@ -43,6 +43,13 @@ def test_a_good_end_has_its_result():
     assert (end.result.reward, end.result.scores, end.agent.cause) == (0.5, {"x": 1.0}, None)
 
 
+def test_scores_are_enough_and_what_is_not_the_pods_to_say_is_left_out():
+    more = '"pending": ["style"], "expression": "9", "rubrics": [{"name": "style", "score": 1}]'
+    ended = {"exitCode": 0, "message": f'{{"reward": null, "scores": {{"x": 1}}, {more}}}'}
+    found = read_end(job(COMPLETE), [pod(("a", ended))], "").result
+    assert (found.scores, found.pending, found.rubrics, found.expression) == ({"x": 1.0}, (), (), "")
+
+
 def test_a_container_beside_that_was_stopped_by_force_is_no_failure():
     beside = pod(
         ("verifier", {"exitCode": 0, "message": '{"reward": 1}'}), init=(("proxy", {"exitCode": 137, "reason": "OOMKilled"}),)

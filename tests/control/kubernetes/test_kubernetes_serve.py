@@ -14,7 +14,8 @@ from kube_fake import FakeApi, refusal
 from kube_world import KubeWorld
 
 from whippletree.control.kubernetes.serve import run_id
-from whippletree.control.process import ControllerSpec, run
+from whippletree.control.process import run
+from whippletree.control.spec import ControllerSpec
 from whippletree.errors import ClusterError, ConfigurationError
 from whippletree.store import open_store
 

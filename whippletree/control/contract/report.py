@@ -1,7 +1,7 @@
 """What a check found, as data, as text, as JSON.
 
-Invariants (tests/control/test_contract_report.py): a report holds exactly if no line of it is FAIL; what is written is
-read back equal; every FAIL has a next step.
+Invariants (tests/control/test_contract_report.py): a report holds exactly if no line of it is FAIL (points that were not run
+are not judged); what is written is read back equal; every FAIL has a next step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from whippletree.protocols import HarnessFacts
 from whippletree.types import Struct
 
-Grade = Literal["pass", "differs", "FAIL", "not applicable"]
+Grade = Literal["pass", "differs", "FAIL", "not applicable", "not run"]
 SHOWN: dict[str, str] = {"differs": "differs as the facts say"}
 
 
@@ -58,8 +58,13 @@ class Report(Struct):
 
     @property
     def holds(self) -> bool:
-        """Whether the contract holds: no line is FAIL."""
+        """Whether the contract holds in what was run: no line is FAIL."""
         return all(line.grade != "FAIL" for line in self.lines)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every point was looked at that applies."""
+        return all(line.grade != "not run" for line in self.lines)
 
 
 def checked(facts: HarnessFacts) -> HarnessFacts:
@@ -77,8 +82,11 @@ def as_text(report: Report) -> str:
         told.append(f"  {line.point:<{width}}  {SHOWN.get(line.grade, line.grade)}: {line.seen}")
         if line.next_step:
             told.append(f"  {'':<{width}}    next: {line.next_step}")
-    failed = sum(line.grade == "FAIL" for line in report.lines)
-    told.append(
-        "the contract holds" if report.holds else f"the contract does not hold: {failed} of {len(report.lines)} points fail"
+    failed, left = (sum(line.grade == one for line in report.lines) for one in ("FAIL", "not run"))
+    end = (
+        "the contract holds"
+        if report.holds
+        else f"the contract does not hold: {failed} of {len(report.lines) - left} points fail"
     )
+    told.append(end if report.whole else f"{end}; {left} points were not run")
     return "\n".join(told)

@@ -1,14 +1,16 @@
 """What the scripted model answers in one scenario. A state machine over the text of prompts; no I/O.
 
-    prompt ──► offers no tool, or asks for a summary?  ──► plain text          (side calls, compactions)
+    prompt ──► a side call's, or asks for a summary?   ──► plain text          (side calls, compactions)
            └─► a sub-agent's?                           ──► the sub-agent's next move
            └─► the next move that is not done           ──► its tool calls; after the last one, the end of the run
 
 A move is done once what its commands print is in a prompt, which is never in the commands themselves:
-`printf 'wt-%s-%s' 1 plain`.
+`printf 'wt-%s-%s' 1 plain`. A harness without tools is shown no output: its moves are turns of text that hold an edit, and
+one is done once it was made.
 
-Invariants (tests/control/test_contract_script.py): a move is made again while its output is missing, but only so often; done
-moves stay done, also when a compaction takes their output out of the prompt; a prompt overflows once.
+Invariants (tests/control/test_contract_script.py): one rule tells main prompts from side calls, here and in the tap; a move is
+made again while its output is missing, but only so often; done moves stay done, also when a compaction takes their output away;
+a prompt overflows once.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ USER = "<|im_start|>user"
 ASSISTANT = "<|im_start|>assistant\n"
 FINAL = "Done, everything is written."
 REPORT = "The sub-agent is done."
-SUMMARY = """<analysis>
+_SUMMARY = """<analysis>
 Commands were run.
 </analysis>
 <summary>
-Commands were run, and the work goes on with the next one.
+Commands were run, and the work goes on with the next one. This is summary {number}.
 </summary>
 <state_snapshot>
-Commands were run, and the work goes on with the next one.
+Commands were run, and the work goes on with the next one. This is state {number}.
 </state_snapshot>"""
 _SUMMARISE = re.compile(r"(create|write|provide|generate|produce)\b[^.]{0,80}(summary|<state_snapshot>)", re.IGNORECASE)
 
@@ -41,14 +43,16 @@ _SUMMARISE = re.compile(r"(create|write|provide|generate|produce)\b[^.]{0,80}(su
 class Move(Struct):
     """One turn of the model: tool calls as (name, arguments); arguments that are a text go out as they are, JSON or not.
 
-    `shows`: what prompts hold once it is done ("" entries and none: done once it was made).
+    `shows`: what prompts hold once it is done (none: done once it was made). `again`: it is the answer to each further prompt,
+    so that one whose reply was lost is made anew.
 
     Example: Move(calls=(("bash", {"command": "ls"}),), shows=("wt-23-ab",))
     """
 
-    calls: tuple[tuple[str, dict[str, object] | str], ...]
+    calls: tuple[tuple[str, dict[str, object] | str], ...] = ()
     shows: tuple[str, ...] = ()
     text: str = "I run a command."
+    again: bool = False
 
 
 class Script:
@@ -72,6 +76,7 @@ class Script:
         self._child_lane = _Lane(child_moves)
         self._overflow_at = overflow_at
         self.overflowed = False
+        self._summaries = 0
         self._last = ""  # the latest turn, whole: a call that was cut off is gone on with
 
     @property
@@ -93,15 +98,12 @@ class Script:
             self._last = begun + self._turn(prompt + opened)
         return self._last.removeprefix(begun)
 
-    def _offers_tool(self, text: str) -> bool:
-        return f'"{self._facts.shell_tool}"' in text
-
     def _turn(self, text: str) -> str:
         last = text.rpartition(USER)[2].partition("<tool_response>")[0]
-        if not self._offers_tool(text):
-            return SUMMARY if "summar" in text.lower() else FINAL
+        if not is_main(self._facts, text):
+            return self._summary() if "summar" in text.lower() else FINAL
         if _SUMMARISE.search(last):
-            return SUMMARY
+            return self._summary()
         if self.of_child(text):
             move = self._child_lane.next(text)
             return written(move) if move is not None else self._child_end()
@@ -111,6 +113,11 @@ class Script:
             raise ContextOverflow("9001 prompt tokens leave no room in a context of 8192", "shorten the prompt")
         move = self._lane.next(text)
         return written(move) if move is not None else self._end()
+
+    def _summary(self) -> str:
+        """Text that says what a summary says; each is another, as a model's would be."""
+        self._summaries += 1
+        return _SUMMARY.format(number=self._summaries)
 
     def _end(self) -> str:
         if not self._facts.probe.finish_tool:
@@ -123,6 +130,14 @@ class Script:
             return REPORT
         arguments = filled(facts.probe.subagent_finish_arguments, "{report}", REPORT)
         return written(Move(calls=((facts.probe.subagent_finish, arguments),), text=REPORT))
+
+
+def is_main(facts: HarnessFacts, text: str) -> bool:
+    """Whether a prompt, or a request's body, is one of the main conversation: it offers the shell tool; of a harness without
+    one, it lacks the mark of side calls."""
+    if facts.shell_tool:
+        return f'"{facts.shell_tool}"' in text
+    return not facts.probe.side_mark or facts.probe.side_mark not in text
 
 
 def filled(arguments: dict[str, object], mark: str, text: str) -> dict[str, object]:
@@ -156,7 +171,7 @@ class _Lane:
         """The next move that is not done, which counts as made unless this is a `peek`; None after the last one."""
         for place, move in enumerate(self._moves):
             self._shown[place] = self._shown[place] or (bool(move.shows) and all(shown in text for shown in move.shows))
-            most = TRIES if move.shows else 1
+            most = TRIES if move.shows or move.again else 1
             if not self._shown[place] and self._made[place] < most:
                 self._made[place] += not peek
                 return move
@@ -165,7 +180,8 @@ class _Lane:
 
 def written(move: Move) -> str:
     """A move as the model writes it."""
-    lines = [f"<think>\nnext: {len(move.calls)} call(s)\n</think>\n\n{move.text}"]
+    thought = f"next: {len(move.calls)} call(s)" if move.calls else "next: an edit"
+    lines = [f"<think>\n{thought}\n</think>\n\n{move.text}"]
     for name, arguments in move.calls:
         told = arguments if isinstance(arguments, str) else json.dumps(arguments)
         lines.append(f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {told}}}\n</tool_call>')

@@ -3,7 +3,7 @@
     harness ──► tap ──► gateway          status: answered here, in the dialect's own form
                  └ notes, faults         drop: the gateway's reply, cut off in its middle
 
-Faults are counted over the requests that offer the harness's shell tool, so that side calls take none of them.
+Faults are counted over the requests of the main conversation (script.is_main), so that side calls take none of them.
 
 Invariants (tests/control/test_contract_tap.py): without a fault a request and its reply pass unchanged; each fault happens
 once; a reply is passed on piece by piece, not whole.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Literal
 
 import aiohttp
@@ -44,13 +44,15 @@ class Asked(Struct):
 
 
 class Tap:
-    """One proxy. `faults` are by the number of the request that offers `tool`, from 1."""
+    """One proxy. `faults` are by the number of the request whose body `counts`, from 1."""
 
-    def __init__(self, target: str, *, tool: str = "", faults: Mapping[int, Trouble] | None = None) -> None:
+    def __init__(
+        self, target: str, *, counts: Callable[[str], bool] = lambda _: True, faults: Mapping[int, Trouble] | None = None
+    ) -> None:
         self.asked: list[Asked] = []
         self.left = dict(faults or {})
         self._target = target
-        self._tool = f'"{tool}"'.encode()
+        self._counts = counts
         self._seen = 0
         self._client: aiohttp.ClientSession | None = None
 
@@ -82,7 +84,7 @@ class Tap:
         return await self._pass(request, body, at, fault)
 
     def _fault(self, request: web.Request, body: bytes) -> str:
-        if request.method != "POST" or self._tool not in body or "count" in request.path.lower():
+        if request.method != "POST" or "count" in request.path.lower() or not self._counts(body.decode(errors="replace")):
             return ""
         self._seen += 1
         return self.left.pop(self._seen, "")

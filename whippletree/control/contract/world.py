@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from whippletree.control.config import ControlConfig, HarnessBinding
 from whippletree.control.contract import lookups
 from whippletree.control.contract.model import VOCABULARY
 from whippletree.control.contract.scenarios import CHILD, Scenario
-from whippletree.control.contract.script import FINAL, Script
+from whippletree.control.contract.script import FINAL, Script, is_main
 from whippletree.control.contract.tap import Asked, Tap
 from whippletree.control.launch import Launcher, Launchers
 from whippletree.control.policy import AgentEnd
@@ -29,7 +29,7 @@ from whippletree.errors import WhippletreeError
 from whippletree.gateway.config import GatewayConfig
 from whippletree.gateway.keys import mint
 from whippletree.gateway.server import Parts, serving
-from whippletree.protocols import AttemptSpec, Harness, HarnessResult, Limits, Renderer, Sandbox, SandboxSpec, Store
+from whippletree.protocols import AttemptSpec, HarnessFacts, HarnessResult, Limits, Renderer, Sandbox, SandboxSpec, Store
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.store import open_store
 from whippletree.traces import Reconciliation, Trace, build_trace, read_account, reconcile
@@ -45,7 +45,8 @@ _COUNTERS = "cat /proc/net/snmp"
 
 @dataclass
 class Run:
-    """One attempt of a scenario and what was seen of it. Times in seconds; `first_request` is None where none came.
+    """One attempt of a scenario and what was seen of it. Times in seconds; `first_request` is None where none came;
+    `used_before`: CPU-seconds of the sandbox before the harness began.
 
     `unrouted` counts packets that no route took, `lookups` are the names that were looked up; None where that cannot be seen.
     """
@@ -55,6 +56,7 @@ class Run:
     end: AgentEnd = field(default_factory=lambda: AgentEnd(result=HarnessResult(exit_status="not run", crashed=True)))
     error: str = ""
     began: float = 0.0
+    used_before: float = 0.0
     seconds: float = 0.0
     first_request: float | None = None
     asked: list[Asked] = field(default_factory=list)
@@ -75,16 +77,30 @@ class Run:
 
     @property
     def ended_well(self) -> bool:
-        """Whether it ended by itself, without an error."""
-        return not self.error and not self.end.timed_out and not self.end.result.crashed and self.end.cause is None
+        """Whether it ended by itself, without an error and within its limits."""
+        result = self.end.result
+        return (
+            not self.error and not self.end.timed_out and not result.crashed and not result.ran_out and self.end.cause is None
+        )
 
 
 class World:
     """Where the scenarios of one check are run. `directory` is private to it."""
 
-    def __init__(self, harness: Harness, name: str, directory: Path, renderer: Renderer, control: ControlConfig) -> None:
-        """`name`: what the run file would say, a shipped name or "module:Class". `control.launch` says how it is launched."""
-        self.harness = harness
+    def __init__(
+        self,
+        name: str,
+        facts: HarnessFacts,
+        settings: Mapping[str, object],
+        *,
+        directory: Path,
+        renderer: Renderer,
+        control: ControlConfig,
+    ) -> None:
+        """`name`: what the run file would say, a shipped name or "module:Class". `settings` are those of every scenario, which
+        may add its own. `control.launch` says how it is launched."""
+        self.facts = facts
+        self._settings = dict(settings)
         self.sandbox = SandboxConfig(root=str(directory / "boxes"), space_mb=SPACE_MB)
         self._name = name
         self._directory = directory
@@ -98,7 +114,7 @@ class World:
         runs = [Run(scenario=scenario, token=f"wt-task-{secrets.token_hex(4)}") for _ in range(2 if scenario.twice else 1)]
         scripts = [
             Script(
-                self.harness.facts,
+                self.facts,
                 run.token,
                 scenario.moves,
                 child=CHILD if scenario.child_moves else "",
@@ -126,11 +142,19 @@ class World:
             script = next((one for one in scripts if one.token in text), scripts[0])
             return [*self._encode(script.answer(text)), *self._renderer.stop_token_ids]
 
-        engine = ScriptedEngine(answer, context=CONTEXT, vocabulary=VOCABULARY, chunk_tokens=4)
+        engine = self.make_engine(answer)
         self._secret = secrets.token_bytes(32)
         parts = Parts(store=store, engines=[engine], renderer=self._renderer, secret=self._secret)
         async with serving(GatewayConfig(engine_wait_limit=PATIENCE), parts) as port:
             yield port
+
+    def make_tap(self, run: Run, target: str) -> Tap:
+        """What stands between the harness of a run and the gateway."""
+        return Tap(target, counts=lambda body: is_main(self.facts, body), faults=run.scenario.faults)
+
+    def make_engine(self, answer: Callable[[Sequence[int]], list[int]]) -> ScriptedEngine:
+        """The engine of the gateway."""
+        return ScriptedEngine(answer, context=CONTEXT, vocabulary=VOCABULARY, chunk_tokens=4)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._renderer.codec.encode(text)  # type: ignore[attr-defined]  # the one that model.py made
@@ -138,7 +162,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def _launchers(self, place: Path, scenario: Scenario) -> AsyncIterator[Launcher]:
-        binding = HarnessBinding(harness=self._name, settings=scenario.settings)
+        binding = HarnessBinding(harness=self._name, settings=self._settings | scenario.settings)
         launchers = Launchers((binding,), self._control, place)
         try:
             await launchers.start()
@@ -150,7 +174,7 @@ class World:
     async def _attempt(self, run: Run, script: Script, store: Store, port: int, launcher: Launcher) -> None:
         spec = _spec(self._name, run.token)
         await asyncio.wrap_future(store.open_session(spec))
-        tap = Tap(f"http://127.0.0.1:{port}", tool=self.harness.facts.shell_tool, faults=run.scenario.faults)
+        tap = self.make_tap(run, f"http://127.0.0.1:{port}")
         output = self._directory / run.scenario.name / run.token
         async with tap.serving() as outside:
             read_only = (*launcher.read_only, (str(self._switch), lookups.SWITCH_PATH))
@@ -169,7 +193,7 @@ class World:
                     workdir=handle.workdir,
                     output_dir=str(output),
                     timeout=self._control.deadlines.agent,
-                    settings=run.scenario.settings,
+                    settings=self._settings | run.scenario.settings,
                     sandbox=handle,
                 )
                 await self._act(run, attempt, box, launcher)
@@ -188,9 +212,9 @@ class World:
         agent = await launcher.setup(attempt, box)
         before, counted = await box.usage(), await _unrouted(box)
         handle = attempt.sandbox
-        isolated = handle is not None and handle.backend not in ("process", "kubernetes")
+        isolated = launcher.inside and handle is not None and handle.backend not in ("process", "kubernetes")
         with lookups.noted(handle.pid) if handle is not None and isolated else contextlib.nullcontext() as run.lookups:
-            run.began = time.time()
+            run.began, run.used_before = time.time(), before.cpu_seconds
             run.end = await agent.run(attempt.timeout)
             run.seconds = time.time() - run.began
         after = await box.usage()

@@ -7,7 +7,8 @@
 Invariants (tests/control/kubernetes/test_kubernetes_reconciler.py):
 - the key is in the Secret alone: in no Job, record, log or captured output;
 - no call of an attempt is accepted once its end is being recorded;
-- the record of an attempt names its Job, its phases and one reward or one cause; output is captured before the Job is deleted.
+- the record of an attempt names its Job, its phases and one reward or one cause, unless rubrics are still to give the reward;
+  output is captured before the Job is deleted.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from pathlib import Path
 
 import msgspec
 
-from whippletree.control.attempt import Sealer, slug
-from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBinding
+from whippletree.control.attempt import Sealer
+from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBinding, reward_rule
 from whippletree.control.kubernetes.config import KubernetesConfig
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.labels import ATTEMPT, ROLLOUT, job_name, owner_of
 from whippletree.control.kubernetes.objects import Job
-from whippletree.control.kubernetes.outcome import JobEnd, phases
+from whippletree.control.kubernetes.outcome import JobEnd, paid, phases
 from whippletree.control.kubernetes.template import JobLimits, JobTemplate, JobVariables, key_secret, own
 from whippletree.control.launch import HIDDEN
+from whippletree.control.place import attempt_directory
 from whippletree.control.policy import judge
 from whippletree.errors import ClusterError, ConfigurationError, TaskError
 from whippletree.files import write_atomically
@@ -144,7 +146,7 @@ class ClusterAttempt:
                 running_seconds=parts.config.running_seconds,
                 memory_mb=task.place.memory_mb,
             ),
-            settings=_settings(parts.bindings, spec),
+            settings=_binding(parts.bindings, spec).of(spec),
             labels=spec.labels,
             environment=task.place.environment,
         )
@@ -202,8 +204,8 @@ class ClusterAttempt:
         report = await self.parts.sealer.seal(spec.rollout_id, attempt.attempt, self.parts.deadlines.seal, crashed=crashed)
         calls = await asyncio.to_thread(self.parts.store.calls, spec.rollout_id, attempt.attempt)
         cause = judge(end.agent, report, calls)
-        result = end.result if cause is None else None
-        if cause is None and (result is None or result.reward is None):
+        result = self._paid(end.result) if cause is None and end.result is not None else None
+        if cause is None and (result is None or (result.reward is None and not result.pending)):
             cause = result.cause if result else None
             cause = cause or Cause(
                 cause=CauseClass.VERIFIER, phase="verify", message="no result", next_step="mend the verifier"
@@ -212,6 +214,14 @@ class ClusterAttempt:
         times = phases(job, pods, time.time()) if job else ()
         await self._tell(times)
         return self.ended(cause, result, times, end.agent.result.exit_status)
+
+    def _paid(self, result: VerifierResult) -> VerifierResult:
+        control = self.parts.control
+        try:
+            rule = reward_rule(_binding(self.parts.bindings, self.spec).reward, control.reward)
+        except ConfigurationError as error:  # it was adopted, and the run's file is another one now
+            return VerifierResult(reward=None, cause=self._cannot(CauseClass.CONFIGURATION, error.cause, error.next_step))
+        return paid(result, rule, control.rubrics_of(self.spec.source))
 
     def ended(
         self, cause: Cause | None, result: VerifierResult | None = None, times: tuple[Phase, ...] = (), exit_status: str = ""
@@ -235,7 +245,7 @@ class ClusterAttempt:
     async def _capture(self, pods: Sequence[Pod]) -> None:
         """Keep the end of every container's output beside the run. Output that cannot be had costs no reward."""
         config = self.parts.config
-        directory = self.parts.directory / "attempts" / slug(self.spec.rollout_id) / str(self.attempt.attempt)
+        directory = attempt_directory(self.parts.directory, self.spec.rollout_id, self.attempt.attempt)
         for pod in pods:
             for container in (container for container in pod.containers if container.started):
                 name = re.sub(r"[^A-Za-z0-9-]", "-", container.name)
@@ -276,8 +286,8 @@ def _passes(error: ClusterError) -> bool:
     return QUOTA in error.cause or error.status == 0 or error.status in BUSY
 
 
-def _settings(bindings: Sequence[HarnessBinding], spec: RolloutSpec) -> dict[str, object]:
-    """The harness's settings for this rollout's source. Raises ConfigurationError when nothing binds it."""
+def _binding(bindings: Sequence[HarnessBinding], spec: RolloutSpec) -> HarnessBinding:
+    """The harness as this rollout's source has it. Raises ConfigurationError when nothing binds it."""
     by_name = {(binding.source, binding.harness): binding for binding in bindings}
     binding = by_name.get((spec.source, spec.harness)) or by_name.get(("", spec.harness))
     if binding is None:
@@ -285,4 +295,4 @@ def _settings(bindings: Sequence[HarnessBinding], spec: RolloutSpec) -> dict[str
             f"rollout {spec.rollout_id}: source {spec.source!r} has no harness {spec.harness!r}",
             "name it in the run file's sources",
         )
-    return binding.settings
+    return binding

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from whippletree.configuration import Config
-from whippletree.kubernetes.config import CLUSTER_DNS, Count, EgressRule, Seconds
+from whippletree.configuration import Config, Count, Seconds
+from whippletree.kubernetes.config import CLUSTER_DNS, EgressRule
 
 
 class PodNetworkConfig(Config):

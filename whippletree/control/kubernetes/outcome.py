@@ -29,6 +29,8 @@ from whippletree.control.kubernetes.objects import Job
 from whippletree.control.policy import MESSAGE_LIMIT, AgentEnd
 from whippletree.kubernetes.objects import ContainerStatus, Pod, Terminated, seconds
 from whippletree.protocols import HarnessResult
+from whippletree.tasks.reward import RewardExpression
+from whippletree.tasks.scores import awaiting, rewarded
 from whippletree.types import Cause, CauseClass, Phase, Struct, VerifierResult
 
 HOST_REASONS = frozenset(
@@ -124,9 +126,20 @@ def _result(pod: Pod, name: str) -> VerifierResult:
     numbers = [result.reward or 0.0, *result.scores.values()]
     if not all(math.isfinite(number) for number in numbers):
         return _no_result(f"container {container.name} left a number that is not finite", "mend the verifier")
-    if result.reward is None and result.cause is None:
-        return _no_result(f"container {container.name} left neither a reward nor a cause", "mend the verifier")
-    return result
+    if result.reward is None and result.cause is None and not result.scores:
+        return _no_result(f"container {container.name} left neither a reward, scores nor a cause", "mend the verifier")
+    return msgspec.structs.replace(result, pending=(), rubrics=(), expression="")  # that is not the pod's to say
+
+
+def paid(result: VerifierResult, rule: RewardExpression | None, later: Sequence[str]) -> VerifierResult:
+    """A verifier's result with the reward that the run's rule makes of its scores, or waiting for the rubrics named `later`;
+    its own reward is the score "reward", and stands where there is neither rule nor rubric. A failure where no reward can come
+    of it."""
+    if result.cause is not None or (result.reward is not None and rule is None and not later):
+        return result
+    own = {} if result.reward is None or "reward" in later else {"reward": result.reward}
+    whole = msgspec.structs.replace(result, reward=None, scores={**result.scores, **own})
+    return awaiting(whole, rule, later) if later else rewarded(whole, rule)
 
 
 def _result_container(pod: Pod, name: str) -> ContainerStatus | None:

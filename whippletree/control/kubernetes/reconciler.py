@@ -4,6 +4,7 @@
                                ├─► decide ─► tasks ─┤
     mirrors of Jobs and pods ──┘                    └─► record: seal, judge, logs, finish ──► Job is deleted
     The loop waits for: a change in a mirror, a task's end, the next look (`poll_seconds`), or the request to stop.
+    An attempt that waits for rubrics is handed over: its Job is deleted, and the grader finishes it (grading.py).
 
 Invariants (tests/control/kubernetes/test_kubernetes_reconciler.py, test_kubernetes_restart.py):
 - every claimed attempt is finished once, with what the cluster says of its Job; one that was fenced off changes nothing;
@@ -26,9 +27,11 @@ from typing import Any
 import msgspec
 
 from whippletree.control.attempt import to_the_end
-from whippletree.control.controller import write_end
+from whippletree.control.controller import called_off
+from whippletree.control.grading import Grader
 from whippletree.control.kubernetes import network
 from whippletree.control.kubernetes.attempts import ClusterAttempt, ClusterParts
+from whippletree.control.kubernetes.cleaning import clean
 from whippletree.control.kubernetes.decide import Action, Create, End, Expire, Lose, Observed, Remove, Stage, Wanted, decide
 from whippletree.control.kubernetes.labels import PHASE, selector
 from whippletree.control.kubernetes.mirror import Mirror
@@ -37,8 +40,8 @@ from whippletree.control.kubernetes.outcome import JobEnd, lost, read_end, read_
 from whippletree.control.policy import decide as try_again
 from whippletree.control.policy import row_of
 from whippletree.errors import ClusterError
-from whippletree.kubernetes.client import JOBS, PODS, SECRETS
-from whippletree.kubernetes.objects import Named, Pod
+from whippletree.kubernetes.client import JOBS, PODS
+from whippletree.kubernetes.objects import Pod
 from whippletree.protocols import AttemptOutcome
 from whippletree.types import Attempt, Cause, CauseClass
 
@@ -46,7 +49,6 @@ log = logging.getLogger(__name__)
 
 BUSY_SECONDS = 0.05  # shortest time between two decisions: events that come together are answered together
 REVIEW_SECONDS = 5.0  # how often the store is asked whether running attempts still run there
-GONE_SECONDS = 60.0  # how long pods may take to go, before policies are left in place for them
 
 Key = tuple[str, int]  # rollout, attempt
 
@@ -54,9 +56,10 @@ Key = tuple[str, int]  # rollout, attempt
 class Reconciler:
     """Keeps up to `config.jobs` attempts under way in the cluster until told to stop."""
 
-    def __init__(self, parts: ClusterParts, worker: str, stop_seconds: float) -> None:
+    def __init__(self, parts: ClusterParts, worker: str, stop_seconds: float, grader: Grader) -> None:
         """`worker` names this controller in the store; what an earlier one of that name left running is adopted."""
         self.parts = parts
+        self._grader = grader
         self.config = parts.config
         self.finished = 0
         self.started = asyncio.Event()  # set once an earlier reconciler's leftovers are dealt with
@@ -81,22 +84,26 @@ class Reconciler:
 
     async def run(self) -> None:
         """Until `stop`. Raises ClusterError or ConfigurationError when it cannot start, StoreError when the store fails."""
+        await self._grader.open()
         await network.apply(self.parts.cluster, network.policies(self.config.network, self.parts.owner, self.parts.gateway_url))
         mirrors = [asyncio.create_task(self.jobs.run()), asyncio.create_task(self.pods.run())]
+        grading = asyncio.create_task(self._grader.run(), name="rubrics")
+        grading.add_done_callback(lambda _: self._wake.set())
         try:
             await self._first_lists(mirrors)
             if self.jobs.listed and self.pods.listed:  # not so if it was stopped before it knew anything
                 await self._adopt()
                 self.started.set()
-                await self._reconcile(mirrors)
+                await self._reconcile([*mirrors, grading])
         finally:
             self._stop.set()
             try:
                 await self._wind_down()
+                await called_off(grading)
             finally:
-                for task in (*mirrors, *self._tasks):
+                for task in (grading, *mirrors, *self._tasks):
                     task.cancel()
-                await asyncio.gather(*mirrors, *self._tasks, return_exceptions=True)
+                await asyncio.gather(grading, *mirrors, *self._tasks, return_exceptions=True)
 
     async def _first_lists(self, mirrors: list[asyncio.Task[None]]) -> None:
         """Wait for both, for a refusal, or for the request to stop."""
@@ -142,11 +149,11 @@ class Reconciler:
 
     # --- the loop ------------------------------------------------------------------------------------------------------
 
-    async def _reconcile(self, mirrors: list[asyncio.Task[None]]) -> None:
+    async def _reconcile(self, beside: list[asyncio.Task[None]]) -> None:
         reviewed = time.monotonic()
         while not self._stop.is_set():
             self._wake.clear()
-            _raise_ended(mirrors)
+            _raise_ended(beside)
             self._reap()
             if time.monotonic() - reviewed > REVIEW_SECONDS:
                 await self._review()
@@ -304,7 +311,7 @@ class Reconciler:
         self._forget(key)
 
     async def _write(self, outcome: AttemptOutcome) -> None:
-        self.finished += await write_end(self.parts.store, outcome)
+        self.finished += await self._grader.end(outcome)
 
     async def _remove(self, action: Remove) -> None:
         try:
@@ -356,26 +363,7 @@ class Reconciler:
             await self._write(AttemptOutcome(attempt=self._attempts[key].ended(cause), requeue=True))
             self._forget(key)
         if self.started.is_set():
-            await self._clean()
-
-    async def _clean(self) -> None:
-        """Delete everything of ours. Policies go last, and only once nothing runs under them."""
-        cluster, chosen = self.parts.cluster, selector(self.parts.owner)
-        try:
-            for kind in (JOBS, SECRETS):
-                for found in (await cluster.list_all(kind, Named, chosen))[0]:
-                    await cluster.delete(kind, found.metadata.name, found.metadata.uid)
-            until = time.monotonic() + GONE_SECONDS
-            while pods := (await cluster.list_all(PODS, Pod, chosen))[0]:
-                if all(pod.status.phase in ("Succeeded", "Failed") for pod in pods):
-                    break
-                if time.monotonic() > until:
-                    log.warning("%d pods have not gone: the run's network policies are left in place", len(pods))
-                    return
-                await asyncio.sleep(0.2)
-            await network.remove(cluster, self.parts.owner)
-        except ClusterError as error:
-            log.error("not everything was deleted; the next controller of this run does it: %s", error)
+            await clean(self.parts.cluster, self.parts.owner)
 
 
 def _raise_ended(tasks: list[asyncio.Task[None]]) -> None:

@@ -7,17 +7,21 @@ on a run directory at a time; a template or credential that cannot be used ends 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from whippletree.control.controller import LOCK, only_one
+from whippletree.control.grading import Grader
 from whippletree.control.kubernetes.attempts import ClusterParts
 from whippletree.control.kubernetes.decide import Owner
 from whippletree.control.kubernetes.reconciler import Reconciler
 from whippletree.control.kubernetes.template import JobTemplate
+from whippletree.control.place import attempt_directory
+from whippletree.control.rubrics.scoring import Record
 from whippletree.control.seal import GatewaySealer
+from whippletree.control.spec import ControllerSpec
 from whippletree.errors import ConfigurationError
 from whippletree.files import write_json
 from whippletree.gateway.keys import control_key, load_secret
@@ -26,11 +30,8 @@ from whippletree.kubernetes.client import Cluster
 from whippletree.kubernetes.labels import label_value
 from whippletree.protocols import Store
 from whippletree.store import StoreConfig, open_store
+from whippletree.tasks import Task, load_task
 from whippletree.types import Struct
-
-if TYPE_CHECKING:
-    from whippletree.control.process import ControllerSpec
-
 
 RUN_ID = "kubernetes_run"  # key in the store's metadata
 
@@ -73,9 +74,19 @@ async def serve(spec: ControllerSpec, stop: asyncio.Event) -> None:
                     model=spec.model,
                     directory=directory,
                 )
-                await _run(Reconciler(parts, spec.worker, spec.control.stop_seconds), spec, stop)
+                grader = Grader(_record(parts), spec.control.rubrics, directory, worker=spec.worker)
+                await _run(Reconciler(parts, spec.worker, spec.control.stop_seconds, grader), spec, stop)
         finally:
             sealer.close()
+
+
+def _record(parts: ClusterParts) -> Record:
+    """Where attempts are on record, for their rubrics. What an attempt left in its pod is not."""
+
+    async def read(path: Path) -> Task:
+        return await asyncio.to_thread(load_task, path, parts.control.variables)
+
+    return Record(store=parts.store, read=read, place=functools.partial(attempt_directory, parts.directory))
 
 
 def run_id(store: Store) -> str:

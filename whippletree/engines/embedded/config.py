@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from whippletree.configuration import Config
+from whippletree.configuration import Amount, Config, Count, Natural
 
 
 class EmbeddedConfig(Config, tag_field="kind", tag="embedded"):
@@ -16,35 +16,35 @@ class EmbeddedConfig(Config, tag_field="kind", tag="embedded"):
     model: str = ""
     """Directory of the model in Hugging Face layout (config.json, *.safetensors); Llama, Qwen3 or Qwen3-MoE."""
 
-    policy_version: int = 0
+    policy_version: Natural = 0
     """Policy version of the weights in `model`; a run sets it when it starts an engine anew in mid-run."""
 
     host: str = "127.0.0.1"
     """Address to bind. Anyone who reaches it can swap the weights, so keep it on loopback."""
 
-    port: int = 0
+    port: Natural = 0
     """TCP port; 0 takes a free one and writes it to the ready file."""
 
-    threads: int = 1
+    threads: Count = 1
     """Torch threads. More than one pays for models above some 10 M parameters, on idle cores only."""
 
-    slots: int = 64
+    slots: Natural = 64
     """Requests computed at once, and conversations whose KV cache is kept for prefix reuse."""
 
-    context: int = 1024
+    context: Count = 1024
     """Longest prompt + answer in tokens, or the model's own limit where that is lower. Memory for the cache grows with
     slots × context as it is touched."""
 
-    prefill_tokens: int = 512
+    prefill_tokens: Count = 512
     """Prompt tokens computed per step at most, so that a long prompt cannot stall the requests that are decoding."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of weights and cache. Logprobs are computed in float32 either way; only float32 agrees closely with training."""
 
-    seed: int = 0
+    seed: Natural = 0
     """Seed of requests that bring none. Such a request draws from (seed, request id), whatever else is in the batch."""
 
-    stream_interval: float = 0.02
+    stream_interval: Amount = 0.02
     """Seconds over which tokens of one stream are gathered into a chunk; the first and the last are sent at once."""
 
     name: str = "policy"

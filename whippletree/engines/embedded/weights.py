@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from whippletree.engines.embedded.architecture import Architecture, read_architecture
-from whippletree.errors import EngineError
+from whippletree.errors import EngineError, words_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ def _read_tensors(directory: Path) -> dict[str, torch.Tensor]:
             with safe_open(path, framework="pt") as file:
                 tensors.update((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 (not a mapping)
         except (OSError, SafetensorError) as error:
-            raise EngineError(f"{path}: {error}", "the file is damaged or still being written; publish it again") from error
+            raise EngineError(
+                f"{path}: {words_of(error)}", "the file is damaged or still being written; publish it again"
+            ) from error
     return tensors
 
 

@@ -11,11 +11,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from whippletree.configuration import Config
+from whippletree.configuration import Config, Share
 from whippletree.errors import ConfigurationError
 
 Width = Annotated[float, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 Positive = Annotated[float, Meta(gt=0)]
 
 

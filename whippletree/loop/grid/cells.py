@@ -257,8 +257,8 @@ def write_lines(path: Path, cells: Sequence[Cell]) -> None:
 
 
 def read_lines(path: Path) -> list[Cell]:
-    """The cells of such a file; [] where there is none, or it is of another version of this program."""
+    """The cells of such a file; [] where there is none to be read, or it is of another version of this program."""
     try:
         return [msgspec.json.decode(line, type=Cell) for line in path.read_bytes().splitlines()]
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError):
         return []

@@ -3,8 +3,8 @@
 Invariants (tests/loop/test_grid_config.py):
 - two models, harnesses or sources never share a name, and a name can stand in an id and in a path;
 - a model without a directory is behind a chat API, or it is refused;
-- what is compared never changes under its name: a grid goes on only where models, harnesses, sources and sampling are the same
-  as before, added ones aside.
+- what is compared never changes under its name: a grid goes on only where models, harnesses, sources, sampling and what makes
+  a verdict are the same as before, added ones aside.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from whippletree.configuration import Config
-from whippletree.control.config import ControlConfig, check_reward
+from whippletree.configuration import Config, Count, DirectoryName, Natural, PlainName
+from whippletree.control.config import ControlConfig, check_reward, check_rubric_sources
+from whippletree.control.rubrics.config import RubricConfig
 from whippletree.engines.config import EmbeddedConfig, EngineConfig, HostedConfig
 from whippletree.errors import ConfigurationError
 from whippletree.gateway.config import GatewayConfig
@@ -26,8 +27,6 @@ from whippletree.rendering.config import RenderingConfig
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.store.config import StoreConfig
 
-Name = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-Count = Annotated[int, msgspec.Meta(ge=1)]
 STAND_IN = RenderingConfig(policy="engine", template="tiny")
 """Rendering of a model behind a chat API: the API renders and parses."""
 
@@ -35,11 +34,11 @@ STAND_IN = RenderingConfig(policy="engine", template="tiny")
 class GridSection(Config):
     """[grid]"""
 
-    name: str = "grid"
+    name: DirectoryName = "grid"
     """Name of the grid; its directory is `directory`/`name` unless --run-dir says otherwise."""
     directory: str = "grids"
     """Where grid directories are made, relative to the working directory."""
-    seed: int = 1
+    seed: Natural = 1
     """Seed of the embedded engine's sampler and of the resampling of intervals."""
     samples: Count = 1
     """Rollouts of each task, in each harness, with each model. It may be raised later: only what is missing is run."""
@@ -62,7 +61,7 @@ class GridSection(Config):
 class ModelSection(Config):
     """[[models]]"""
 
-    name: Name
+    name: PlainName
     """Name in tables and pictures."""
     model: ModelConfig | None = None
     """The model, as in a run file. Left out for a model that is behind a chat API (`engine.kind = "hosted"`)."""
@@ -77,16 +76,21 @@ class ModelSection(Config):
 class HarnessChoice(Config):
     """[[harnesses]]"""
 
-    name: Name
+    name: PlainName
     """Name in tables and pictures: one harness may be in a grid several times, with different settings."""
     harness: HarnessSection = HarnessSection()
-    """The harness and its settings, as in a run file's sources."""
+    """The harness and its settings, as in a run file's sources; without variants, which are entries of their own here."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for variants; `convert` adds the key."""
+        if self.harness.variants:
+            raise ValueError("variants are for training: name each variation as a harness of the grid")
 
 
 class SourceChoice(Config):
     """[[sources]]"""
 
-    name: Name
+    name: PlainName
     """Name of the tasks in tables."""
     tasks: TaskSet
     """Where they come from, as in a run file's sources."""
@@ -133,6 +137,7 @@ class GridConfig(Config):
         """Raises ConfigurationError for parts that do not go together."""
         for what, named in (("models", self.models), ("harnesses", self.harnesses), ("sources", self.sources)):
             _check_names(what, [part.name for part in named])
+        check_rubric_sources(self.control, [source.name for source in self.sources])
         for model in self.models:
             _check_model(model)
             for source in self.sources:
@@ -201,7 +206,7 @@ def run_config(config: GridConfig, model: ModelSection, model_directory: str = "
         engine=model.engine,
         rendering=STAND_IN if model.model is None else model.rendering,
         gateway=config.gateway,
-        control=config.control,
+        control=msgspec.structs.replace(config.control, rubrics=_rubrics(config)),
         sandbox=config.sandbox,
         store=config.store,
     )
@@ -218,9 +223,32 @@ def check_same(before: GridConfig, now: GridConfig) -> None:
         earlier = next((one for one in before.models if one.name == model.name), None)
         if earlier is not None and before.sampling_of(earlier) != now.sampling_of(model):
             raise _changed(f"the sampling of {model.name}")
+    for key in ("reward", "agent_timeout", "out_of_budget", "variables"):
+        if getattr(before.control, key) != getattr(now.control, key):
+            raise _changed(f"control.{key}")
+    for source in before.sources:
+        if _judges(before.control, source.name) != _judges(now.control, source.name):
+            raise _changed(f"what control.rubrics say of {source.name}")
+
+
+def _judges(control: ControlConfig, source: str) -> list[tuple[str, str, str]]:
+    """Name, model and digest of each rubric that scores a source."""
+    wanted = control.rubrics_of(source)
+    return [(rubric.name, rubric.judge.model, rubric.digest()) for rubric in control.rubrics if rubric.name in wanted]
 
 
 def _changed(what: str) -> ConfigurationError:
     return ConfigurationError(
         f"{what} is not what this grid's directory was made with", "give it another name, or begin anew with --overwrite"
+    )
+
+
+def _rubrics(config: GridConfig) -> tuple[RubricConfig, ...]:
+    """The grid's rubrics, for the sources of a model's run."""
+    return tuple(
+        msgspec.structs.replace(
+            rubric,
+            sources=tuple(run_source(source, harness.name) for source in rubric.sources for harness in config.harnesses),
+        )
+        for rubric in config.control.rubrics
     )

@@ -11,6 +11,7 @@ Invariants (tests/loop/test_grid_running.py):
 - a model whose cells are all over is not loaded again;
 - after kill -9 at any moment the same command runs what is missing and nothing else;
 - a model that cannot be evaluated leaves the others' results as they are, and is named with its reason;
+- results that cannot be written stop no model: what is found is returned, and is written last;
 - one process works on a grid at a time.
 """
 
@@ -29,7 +30,7 @@ from whippletree.configuration import dump, load
 from whippletree.control.controller import absent, only_one
 from whippletree.control.imaging import backing_of
 from whippletree.control.supervisor import Supervisor
-from whippletree.errors import ConfigurationError, WhippletreeError
+from whippletree.errors import ConfigurationError, WhippletreeError, words_of
 from whippletree.files import write_atomically, write_json
 from whippletree.gateway.client import GatewayControl
 from whippletree.gateway.keys import control_key, load_secret
@@ -155,6 +156,9 @@ def resolve_tasks(config: GridConfig, layout: GridLayout) -> list[GridTask]:
                 GridTask(source=section.name, task_id=name, task_path=path, labels=source.labels[name])
                 for name, path in source.tasks
             ]
+        if not every:
+            cause = f"source {section.name} has no {section.split} tasks"
+            raise ConfigurationError(cause, f"name their directory as its tasks.{section.split}, or choose the other split")
         found += spread(every, section.limit)
     return found
 
@@ -181,8 +185,9 @@ class GridRun:
         """Cells of one model."""
         return len(self.tasks) * len(self.config.harnesses) * self.config.grid.samples
 
-    def run(self, *, retry_invalid: bool = False) -> Results:
-        """Run what is missing, model by model. A model that fails is in `failed` with its reason."""
+    def run(self, *, retry_invalid: bool = False) -> Found:
+        """Run what is missing, model by model. A model that fails is in `failed` with its reason. What is found is the caller's
+        to write, once it has shown it."""
         with only_one(self.layout.directory / "grid.lock"):
             for model in self.config.models:
                 self._observer.say(f"{model.name}: looking at what is there")
@@ -191,8 +196,8 @@ class GridRun:
                 except WhippletreeError as error:
                     self.failed[model.name] = str(error)
                     self._observer.say(f"{model.name} was given up: {error}")
-                self.write()
-            return self.write()
+                found = self._write_so_far()
+            return found
 
     def _run_model(self, model: ModelSection, retry_invalid: bool) -> None:
         layout = self.layout.model(model.name)
@@ -267,9 +272,14 @@ class GridRun:
         self._observer.update(model.name, done=len(ended), passed=passed, invalid=invalid)
         return len(ended) == len(names)
 
-    def write(self) -> Results:
-        """Write cells and results as they stand."""
-        return write_results(self.config, self.layout, self.tasks, failed=self.failed)
+    def _write_so_far(self) -> Found:
+        """Write cells and results as they stand, if that is possible."""
+        found = find_results(self.config, self.layout, self.tasks, failed=self.failed)
+        try:
+            write_results(found, self.layout)
+        except OSError as error:  # the records hold it all, and whoever writes last is told
+            self._observer.say(f"{error.filename2 or error.filename} cannot be written: {words_of(error)}; the grid goes on")
+        return found
 
 
 def _checked(check: Callable[[], None]) -> bool:
@@ -292,12 +302,19 @@ def record_of(config: GridConfig, layout: GridLayout) -> list[Cell]:
     return found
 
 
-def write_results(
+@dataclass(frozen=True)
+class Found:
+    """What the records of a grid hold, and what it comes to."""
+
+    cells: Sequence[Cell]
+    results: Results
+
+
+def find_results(
     config: GridConfig, layout: GridLayout, tasks: Sequence[GridTask], *, failed: dict[str, str] | None = None
-) -> Results:
-    """Read the records; write cells.jsonl, grid.json, grid.csv and differences.csv."""
+) -> Found:
+    """Read the records; nothing is written."""
     cells = record_of(config, layout)
-    write_lines(layout.cells, cells)
     results = summarise(
         config.grid.name,
         cells,
@@ -309,10 +326,16 @@ def write_results(
         how=Resampling(confidence=config.grid.confidence, resamples=config.grid.resamples, seed=config.grid.seed),
         failed=failed,
     )
+    return Found(cells, results)
+
+
+def write_results(found: Found, layout: GridLayout) -> None:
+    """Write cells.jsonl, grid.json, grid.csv and differences.csv. Raises OSError."""
+    results = found.results
+    write_lines(layout.cells, found.cells)
     write_json(layout.results, results)
     write_atomically(layout.directory / "grid.csv", to_csv(results.blocks, Block).encode())
     write_atomically(layout.directory / "differences.csv", to_csv(results.differences, Difference).encode())
-    return results
 
 
 def read_results(layout: GridLayout) -> Results:
@@ -320,4 +343,6 @@ def read_results(layout: GridLayout) -> Results:
     try:
         return msgspec.json.decode(layout.results.read_bytes(), type=Results)
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigurationError(f"{layout.results} cannot be read: {error}", "run `whippletree eval` on its file") from error
+        raise ConfigurationError(
+            f"{layout.results} cannot be read: {words_of(error)}", "run `whippletree eval` on its file"
+        ) from error

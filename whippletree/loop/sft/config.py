@@ -11,14 +11,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from whippletree.configuration import Config
+from whippletree.configuration import Config, Count, DirectoryName, Natural
 from whippletree.errors import ConfigurationError
 from whippletree.learner.config import LearnerConfig, NoCritic
 from whippletree.learner.losses.config import PPOLoss, SFTLoss
 from whippletree.loop.models import DirectoryModel, ModelConfig
 from whippletree.rendering.config import RenderingConfig
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ExportConfig(Config):
@@ -43,18 +41,18 @@ class ExportConfig(Config):
     """Leave out examples, at random, until every harness has about as many trained tokens as the one with the fewest."""
     tokens_per_harness: Annotated[int, msgspec.Meta(ge=0)] = 0
     """At most so many trained tokens of each harness, chosen at random; 0: no limit."""
-    seed: int = 1
+    seed: Natural = 1
     """Seed of these choices."""
 
 
 class SftSection(Config):
     """[sft]"""
 
-    name: str = "sft"
+    name: DirectoryName = "sft"
     """Name; the directory is `directory`/`name` unless --run-dir says otherwise."""
     directory: str = "runs"
     """Where it is made, relative to the working directory."""
-    seed: int = 1
+    seed: Natural = 1
     """Seed of the order of examples, of what is held out, and of a model that is made from scratch."""
     epochs: Count = 1
     """How often each example is learned from."""

@@ -5,6 +5,7 @@
 Invariants (tests/loop/test_sft_encoding.py):
 - of a chat line only the reply is trained, with the token that ends its turn, behind the very ids that the gateway would feed;
 - an example that the template cannot write, or that is too long, is counted and left out, never cut;
+- a directory with exports of both formats is refused: nothing is learned twice unawares;
 - every sample is in one update of each epoch, and those of a rollout are in the same one;
 - the same samples and seed give the same updates; tasks that are held out are in none.
 """
@@ -55,14 +56,19 @@ class Encoded:
 
 
 def data_files(paths: Sequence[str]) -> list[Path]:
-    """The files of exports: named themselves, or by their directories. Raises ConfigurationError."""
+    """The files of exports: named themselves, or by their directories, each of one file. Raises ConfigurationError."""
     found = []
     for name in paths:
         path = Path(name).expanduser()
         inside = [path / kind for kind in (CHAT, TOKENS) if (path / kind).is_file()]
         if not path.is_file() and not inside:
             raise ConfigurationError(f"data: {name} holds no {CHAT} and no {TOKENS}", "make one with `whippletree export sft`")
-        found += [path] if path.is_file() else inside
+        if len(inside) > 1:
+            raise ConfigurationError(
+                f"data: {name} holds {CHAT} and {TOKENS}, which may be the same examples twice",
+                f"name one of them: {inside[0]}",
+            )
+        found += inside or [path]
     return found
 
 

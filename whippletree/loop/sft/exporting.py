@@ -11,29 +11,31 @@ Invariants (tests/loop/test_sft_exporting.py):
 
 from __future__ import annotations
 
-import os
+import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 
 from whippletree.configuration import load
-from whippletree.errors import ConfigurationError
+from whippletree.errors import ConfigurationError, words_of
 from whippletree.files import write_atomically, write_json
 from whippletree.loop.config import RunConfig
 from whippletree.loop.grid.running import GridLayout
-from whippletree.loop.layout import Layout
+from whippletree.loop.layout import Layout, no_store
 from whippletree.loop.sft.config import ExportConfig
 from whippletree.loop.sft.examples import ChatExample, Origin, TokenExample, balanced, chat_key, token_key, unique
 from whippletree.loop.sft.selecting import Reader, Tally
 from whippletree.store import StoreConfig, open_store
 from whippletree.types import Struct
+from whippletree.types.messages import MessageRole
 
 CHAT, TOKENS, ACCOUNT = "chat.jsonl", "tokens.parquet", "export.json"
+ROLES = get_args(MessageRole)  # of a line's messages
 
 
 class ExportAccount(Struct, omit_defaults=False):
@@ -69,7 +71,7 @@ def run_layouts(directories: Sequence[Path]) -> list[Layout]:
         places = sorted(grid.directory.glob("models/*")) if grid.config.is_file() else [grid.directory]
         runs = [Layout(place) for place in places if Layout(place).store.is_dir()]
         if not runs:
-            raise ConfigurationError(f"{directory} has no store", "give the directory of a run, for example runs/demo")
+            raise no_store(directory)
         found += runs
     return found
 
@@ -103,9 +105,11 @@ def _finish(
     else:
         write_tokens(target / TOKENS, written)
     origins = [origin_of(example) for example in written]
-    tokens: Counter[str] = Counter()
+    tokens = Counter(dict.fromkeys((harness for harness, _ in sizes), 0))  # also of one that balancing left nothing of
+    counts = Counter(tokens)
     for origin in origins:
         tokens[origin.harness] += origin.tokens
+        counts[origin.harness] += 1
     account = ExportAccount(
         format=config.format,
         file=CHAT if config.format == "chat" else TOKENS,
@@ -119,7 +123,7 @@ def _finish(
         duplicates=len(repeated),
         balanced_away=len(kept) - len(written),
         tokens_by_harness=dict(sorted(tokens.items())),
-        examples_by_harness=dict(sorted(Counter(origin.harness for origin in origins).items())),
+        examples_by_harness=dict(sorted(counts.items())),
         dropped_rollouts=dict(tally.dropped_rollouts.most_common()),
         dropped_calls=dict(tally.dropped_calls.most_common()),
         config=config,
@@ -166,6 +170,8 @@ def read_chat(path: Path) -> list[ChatExample]:
             example = msgspec.json.decode(line, type=ChatExample)
         except msgspec.DecodeError as error:
             raise ConfigurationError(f"{path}:{number}: {error}", "docs/sft.md has the form of a line") from error
+        if odd := next((message.role for message in example.messages if message.role not in ROLES), ""):
+            raise ConfigurationError(f"{path}:{number}: a message of role {odd!r}", f"roles are {', '.join(ROLES)}")
         if example.target != len(example.messages) - 1 or example.messages[example.target].role != "assistant":
             raise ConfigurationError(
                 f"{path}:{number}: target {example.target} is not the last message, or not the assistant's",
@@ -188,12 +194,9 @@ def write_tokens(path: Path, examples: Sequence[TokenExample]) -> None:
         "input_ids": pyarrow.array([example.input_ids for example in examples], pyarrow.list_(pyarrow.int32())),
         "loss_mask": pyarrow.array([example.trained for example in examples], pyarrow.list_(pyarrow.bool_())),
     }
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        pyarrow.parquet.write_table(pyarrow.table(columns), draft)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    written = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), written)
+    write_atomically(path, written.getvalue())
 
 
 def read_tokens(path: Path) -> list[TokenExample]:
@@ -204,7 +207,9 @@ def read_tokens(path: Path) -> list[TokenExample]:
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}", "write it anew with `whippletree export sft`") from error
+        raise ConfigurationError(
+            f"{path} cannot be read: {words_of(error)}", "write it anew with `whippletree export sft`"
+        ) from error
     found = []
     for number, row in enumerate(rows):
         try:

@@ -5,7 +5,7 @@
 Nothing is sampled, so nobody is waited for.
 Invariants (tests/loop/test_sft_training.py):
 - an update's loss is the mean over its trained tokens, however they lie in samples and rows;
-- a run that was killed and resumed has the weights of one that was not, bit for bit;
+- a run that was killed and resumed has the weights of one that was not, bit for bit, and a line of every update;
 - held-out tasks are measured and never learned from;
 - the model that is written is what the engines load: Hugging Face layout, with its tokenizer.
 """
@@ -105,6 +105,11 @@ class SftRun:
         self._check_vocabulary()
         self._model_directory = model_directory
         self._tell = tell
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End after the update at hand, with a checkpoint of it. For signal handlers and other threads."""
+        self._stopping = True
 
     def _check_vocabulary(self) -> None:
         largest = max(int(sample.token_ids.max()) for sample in self.encoded.samples.values())
@@ -116,14 +121,23 @@ class SftRun:
             )
 
     def run(self) -> SftSummary:
-        """Train from the last checkpoint, or the beginning, to the end; returns the summary."""
+        """Train from the last checkpoint, or the beginning, to the end; returns the summary. Raises KeyboardInterrupt where it
+        was stopped; what is done is in a checkpoint then."""
         found = checkpoint.latest(self.directory / "checkpoints")
         step = checkpoint.restore(self.learner, found).step if found is not None else 0
         if not step:
             self._write(SftMetrics(step=0, steps=len(self.batches), loss=None, heldout_loss=self.heldout_loss()))
         for number in range(step, len(self.batches)):
             self._update(number)
+            if self._stopping and number + 1 < len(self.batches):
+                self._save(number + 1)
+                raise KeyboardInterrupt
         return self._finish()
+
+    def _save(self, done: int) -> None:
+        place = self.directory / "checkpoints"
+        checkpoint.save(self.learner, place, step=done, tokenizer_from=self._model_directory)
+        checkpoint.prune(place, keep=self.config.learner.keep_checkpoints)
 
     def _update(self, number: int) -> None:
         started = time.time()
@@ -132,10 +146,6 @@ class SftRun:
         stats = self.learner.update(rows)
         last = done == len(self.batches)
         measured = self.heldout_loss() if last or done % section.measure_every == 0 else None
-        if last or done % section.checkpoint_every == 0:
-            place = self.directory / "checkpoints"
-            checkpoint.save(self.learner, place, step=done, tokenizer_from=self._model_directory)
-            checkpoint.prune(place, keep=self.config.learner.keep_checkpoints)
         self._write(
             SftMetrics(
                 step=done,
@@ -149,6 +159,8 @@ class SftRun:
                 seconds=time.time() - started,
             )
         )
+        if last or done % section.checkpoint_every == 0:
+            self._save(done)  # behind its line: what is resumed from has all its lines
 
     def heldout_loss(self) -> float | None:
         """Mean loss of the held-out examples under the current weights; None where there are none."""

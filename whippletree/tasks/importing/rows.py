@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from whippletree.errors import ConfigurationError, TaskError
+from whippletree.errors import ConfigurationError, TaskError, words_of
 
 Row = dict[str, Any]
 ENDINGS = (".jsonl", ".json", ".parquet", ".arrow")
@@ -43,7 +43,8 @@ def read_rows(source: Path) -> Iterator[Row]:
             case ".parquet" | ".arrow":
                 yield from _columns(path)
             case other:
-                raise ConfigurationError(f"{path}: {other or 'no'} ending is not known", f"known: {', '.join(ENDINGS)}")
+                cause = f"{path}: rows are not read from files that end in {other}" if other else f"{path} has no ending"
+                raise ConfigurationError(cause, f"known: {', '.join(ENDINGS)}")
 
 
 def _lines(path: Path) -> Iterator[Row]:
@@ -78,7 +79,7 @@ def _columns(path: Path) -> Iterator[Row]:
             for batch in _batches(ipc, pyarrow, mapped):
                 yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise TaskError(f"{path} cannot be read: {error}", "is it whole?") from error
+        raise TaskError(f"{path} cannot be read: {words_of(error)}", "is it whole?") from error
 
 
 def _batches(ipc: Any, pyarrow: Any, mapped: Any) -> Iterator[Any]:

@@ -30,6 +30,7 @@ from whippletree.tasks.injecting.config import Testing
 from whippletree.tasks.injecting.packing import TEST, is_test
 from whippletree.tasks.injecting.repository import Tree, git_directory, read_commit, stripped
 from whippletree.tasks.injecting.testing import scripts
+from whippletree.tasks.suites.handing_in import SUBMIT
 from whippletree.tasks.writing import Draft, key_of
 
 SECONDS = 120.0
@@ -75,6 +76,7 @@ def swe_draft(row: Row, name: str, settings: SweRows) -> Draft:
         },
         key=key_of(repository, tree.commit, patch),
         files=seen | stripped(seen, executable),
+        programs={"submit": SUBMIT},
         beside_solution={f"fixed/{path}": data for path, data in changed.items()},
         executable=executable,
         labels={"suite": "imported", "family": repository, "commit": tree.commit, "tests": len(wanted)},

@@ -20,6 +20,7 @@ from whippletree.tasks.injecting.config import Injection
 from whippletree.tasks.injecting.repository import Tree, stripped
 from whippletree.tasks.injecting.statement import statement
 from whippletree.tasks.injecting.testing import Results, scripts
+from whippletree.tasks.suites.handing_in import SUBMIT
 from whippletree.tasks.writing import Draft, Limits, key_of
 
 SLACK = 20.0  # seconds of the verifier beyond the tests' own limit
@@ -86,6 +87,7 @@ def pack(repository: str, tree: Tree, bug: Bug, results: Results, *, steady: Seq
         },
         key=key_of(repository, bug.path, bug.source),
         files=buggy | stripped(buggy, executable),
+        programs={"submit": SUBMIT},
         beside_solution={
             f"fixed/{bug.path}": tree.files[bug.path],
             "fix.patch": difference(bug.path, bug.source, tree.files[bug.path]),

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 LINES = 30  # of a report
+DONE = "When done, run: submit"  # harnesses that cannot see by themselves that an agent is done are told so by the program
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
@@ -23,7 +24,8 @@ def statement(repository: str, failed: Mapping[str, str]) -> str:
     indented = "\n".join(f"    {line}".rstrip() for line in shown)
     return (
         f"The code in this directory ({repository}) has a bug. A check that you do not have, {_words(name)!r}, reports:\n\n"
-        f"{indented}\n\n{more}Find the cause and mend it in the code. What works now must go on working."
+        f"{indented}\n\n{more}Find the cause and mend it in the code. What works now must go on working.\n"
+        f"{DONE}"
     )
 
 

@@ -17,7 +17,7 @@ from whippletree.tasks.writing import Draft, key_of
 
 TEST = b"""#!/bin/sh
 root=${0%/tests/test.sh}
-exec python3 -B "$root/tests/grade.py" "$root/tests/wanted.json" answer.txt "$root/logs/verifier/reward.txt"
+exec python3 -B "$root/tests/grade.py" "$root/tests/wanted.json" answer.txt "$root/logs/verifier/reward.json"
 """
 SOLVE = """#!/bin/sh
 set -e
@@ -28,13 +28,14 @@ submit "$(python3 -B "$here/solve.py")"
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked; `answer`: text, or a number that counts within `tolerance`. `solve`: a Python program that prints it, in
-    the working directory."""
+    """What is asked; `answer`: text, or a number that counts within `tolerance`. `also`: further texts that are right.
+    `solve`: a Python program that prints the answer, in the working directory."""
 
     words: str
     answer: str | float
     solve: str
     tolerance: float = 0.0
+    also: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     programs: Mapping[str, bytes] = field(default_factory=dict)
     shared: Mapping[str, bytes] = field(default_factory=dict)
@@ -48,7 +49,11 @@ class Question:
 def draft(question: Question, task_id: str, labels: Mapping[str, str | int | float]) -> Draft:
     """The question as a task."""
     numeric = not isinstance(question.answer, str)
-    wanted = {"number": question.answer, "tolerance": question.tolerance} if numeric else {"text": question.answer}
+    wanted: dict[str, object] = {"text": question.answer}
+    if numeric:
+        wanted = {"number": question.answer, "tolerance": question.tolerance}
+    elif question.also:
+        wanted["also"] = question.also
     return Draft(
         task_id=task_id,
         instruction=f"{question.words}\nHand it in with: submit ANSWER",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from whippletree.configuration import Config
+from whippletree.configuration import Amount, Config, Natural
 
 ShellKind = Literal["files", "text", "permissions", "archives", "tables", "finding"]
 Grade = Literal[1, 2, 3, 4]
@@ -16,17 +16,17 @@ class BugsFamily(Config):
     Example: BugsFamily(train=36, heldout=9, edits=(1,), seed=7)
     """
 
-    train: int = 108
+    train: Natural = 108
     """Training tasks, from nine modules in turn; fewer where a module has no further bug."""
-    heldout: int = 36
+    heldout: Natural = 36
     """Held-out tasks, from three other modules in turn."""
     edits: tuple[int, ...] = (1, 1, 2)
     """Edits of one bug; candidates take turns through these."""
-    seed: int = 0
+    seed: Natural = 0
     """Draws everything."""
-    tests_seconds: float = 10.0
+    tests_seconds: Amount = 10.0
     """Limit of one run of a module's tests."""
-    agent_timeout_sec: float = 600.0
+    agent_timeout_sec: Amount = 600.0
     """Seconds that an agent may take; written to task.toml."""
 
 
@@ -36,19 +36,19 @@ class DataFamily(Config):
     Example: DataFamily(train=80, heldout=16, forms=("csv",), grades=(1, 2))
     """
 
-    train: int = 240
+    train: Natural = 240
     """Training tasks."""
-    heldout: int = 48
+    heldout: Natural = 48
     """Held-out tasks; none has the question and answer of a training task."""
     forms: tuple[Literal["csv", "sqlite"], ...] = ("csv", "sqlite")
     """What the tables are in. They take turns, within each grade."""
     grades: tuple[Grade, ...] = (1, 2, 3, 4)
     """Difficulty, from looking up (1) to several steps (4). Tasks take turns."""
-    seed: int = 0
+    seed: Natural = 0
     """Draws everything; the same seed gives the same tasks."""
-    agent_timeout_sec: float = 180.0
+    agent_timeout_sec: Amount = 180.0
     """Seconds that an agent may take; written to task.toml."""
-    verifier_timeout_sec: float = 20.0
+    verifier_timeout_sec: Amount = 20.0
     """Seconds that the tests may take; written to task.toml."""
 
 
@@ -58,21 +58,24 @@ class SearchFamily(Config):
     Example: SearchFamily(train=80, heldout=16, steps=(1, 2), worlds=4)
     """
 
-    train: int = 240
+    train: Natural = 240
     """Training tasks."""
-    heldout: int = 48
+    heldout: Natural = 48
     """Held-out tasks, over corpora of their own."""
     steps: tuple[Literal[1, 2, 3, 4], ...] = (1, 2, 3, 4)
     """Documents that an answer takes, one after the other. Tasks take turns."""
-    worlds: int = 8
+    worlds: Natural = 8
     """Corpora of training tasks; held-out tasks have a quarter as many."""
-    size: int = 24
+    size: Natural = 24
     """Towns of a corpus; it has about four and a half times as many documents."""
-    seed: int = 0
+    plain: bool = False
+    """Corpora of a dozen things with plain names, each with a code and a next one, for models of a few million parameters.
+    `size` is not used then."""
+    seed: Natural = 0
     """Draws everything; the same seed gives the same tasks, byte for byte."""
-    agent_timeout_sec: float = 180.0
+    agent_timeout_sec: Amount = 180.0
     """Seconds that an agent may take; written to task.toml."""
-    verifier_timeout_sec: float = 20.0
+    verifier_timeout_sec: Amount = 20.0
     """Seconds that the tests may take; written to task.toml."""
 
 
@@ -82,17 +85,17 @@ class ShellFamily(Config):
     Example: ShellFamily(train=240, heldout=48, grades=(1, 2), seed=7)
     """
 
-    train: int = 480
+    train: Natural = 480
     """Training tasks."""
-    heldout: int = 96
+    heldout: Natural = 96
     """Held-out tasks; none has the instruction and outcome of a training task."""
     families: tuple[ShellKind, ...] = ("files", "text", "permissions", "archives", "tables", "finding")
     """What tasks are about. They take turns, within each grade."""
     grades: tuple[Grade, ...] = (1, 2, 3, 4)
     """Difficulty, from one command (1) to several steps (4). Tasks take turns."""
-    seed: int = 0
+    seed: Natural = 0
     """Draws everything; the same seed gives the same tasks, byte for byte."""
-    agent_timeout_sec: float = 120.0
+    agent_timeout_sec: Amount = 120.0
     """Seconds that an agent may take; written to task.toml."""
-    verifier_timeout_sec: float = 20.0
+    verifier_timeout_sec: Amount = 20.0
     """Seconds that the tests may take; written to task.toml."""

@@ -5,7 +5,7 @@
 Invariants (tests/tasks/test_suites_cutting.py):
 - the same settings give the same tasks, and more training tasks leave the others as they are;
 - no two tasks of a suite have the same key, in either set;
-- a suite that asks for more than its kinds can give is an error that names the kind.
+- a suite that asks for more than its kinds can give is an error that names the kind, and nothing is written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whippletree.errors import ConfigurationError
-from whippletree.tasks.writing import Draft, Limits, write_draft
+from whippletree.tasks.writing import Draft, Limits, check_alone, write_draft
 
 TRIES = 1_000  # draws in a row that may give nothing new
 
@@ -62,8 +62,11 @@ class Suite:
 
     def write(self, directory: Path) -> tuple[list[Path], list[Path]]:
         """Write directory/train and directory/heldout; returns their tasks. Equal ones that are there are left alone. Raises
-        TaskError where others are, ConfigurationError."""
+        TaskError where others are, ConfigurationError, before anything is written, where there are not as many."""
         paths: dict[str, list[Path]] = {"train": [], "heldout": []}
-        for split, draft in self.drafts():
+        drafts = list(self.drafts())
+        for split in paths:
+            check_alone(directory / split, {draft.task_id for among, draft in drafts if among == split})
+        for split, draft in drafts:
             paths[split].append(write_draft(directory / split, draft, self.limits))
         return paths["train"], paths["heldout"]

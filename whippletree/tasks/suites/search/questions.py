@@ -81,14 +81,19 @@ class Asked:
 
 def ask(rng: random.Random, world: World, steps: int) -> Asked:
     """A question of so many steps."""
-    if steps == 4 and rng.random() < 0.3:
+    if steps == 4 and not world.plain and rng.random() < 0.3:
         return _comparison(rng, world)
     while True:
-        chain = rng.choice(CHAINS[steps])
+        chain = plain_chain(steps) if world.plain else rng.choice(CHAINS[steps])
         start = rng.choice(world.of(chain.start))
         path, answer = follow(world, start, chain.facts)
         if len(set(path)) == len(path) and not any(answer in _said(world, name) for name in path[:-1]):
             return Asked(chain.words.format(name=start.name), answer, tuple(path))
+
+
+def plain_chain(steps: int) -> Chain:
+    """The one kind of question of so many steps that a plain world has."""
+    return Chain("thing", (*["next"] * (steps - 1), "code"), f"What is the code of {'the next of ' * (steps - 1)}{{name}}?")
 
 
 def follow(world: World, start: Entity, facts: Sequence[str]) -> tuple[list[str], str]:

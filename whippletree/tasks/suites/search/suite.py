@@ -1,7 +1,7 @@
 """The search suite: numbers of steps take turns; training and held-out questions are about different worlds.
 
 Invariants (tests/tasks/test_suites_search.py):
-- no document is in a training and in a held-out corpus;
+- no document is in a training and in a held-out corpus, plain ones aside, whose words are too few for that;
 - the oracle finds each document of its way by the search tool, among the first results.
 """
 
@@ -18,7 +18,7 @@ from whippletree.tasks.suites.config import SearchFamily
 from whippletree.tasks.suites.cutting import Cell, Suite
 from whippletree.tasks.suites.search import tool
 from whippletree.tasks.suites.search.questions import Asked, ask
-from whippletree.tasks.suites.search.worlds import World, build_world
+from whippletree.tasks.suites.search.worlds import World, build_plain_world, build_world
 from whippletree.tasks.writing import Draft, Limits
 
 INTRODUCTION = "Answer from the documents here: `search WORDS` finds some, `read_doc ID` prints one."
@@ -43,7 +43,8 @@ def search_suite(family: SearchFamily) -> Suite:
 
     @functools.cache
     def world(split: str, number: int) -> World:
-        return build_world(f"{family.seed}/{split}/{number}", family.size)
+        seed = f"{family.seed}/{split}/{number}"
+        return build_plain_world(seed) if family.plain else build_world(seed, family.size)
 
     def cell(steps: int) -> Cell:
         def drafted(seed: str, task_id: str) -> Draft:
@@ -62,12 +63,11 @@ def search_suite(family: SearchFamily) -> Suite:
 
 
 def _question(asked: Asked, world: World) -> Question:
-    program = _HEAD + _source()
     return Question(
         words=f"{asked.words}\n{INTRODUCTION}",
         answer=asked.answer,
         solve=_SOLVE.format(path=list(asked.path), answer=asked.answer),
-        programs={"search": program, "read_doc": program},
+        programs=programs(),
         shared={"corpus.jsonl": corpus(world)},
     )
 
@@ -79,5 +79,7 @@ def corpus(world: World) -> bytes:
 
 
 @functools.cache
-def _source() -> bytes:
-    return Path(tool.__file__).read_bytes()
+def programs() -> dict[str, bytes]:
+    """The programs `search` and `read_doc`."""
+    program = _HEAD + Path(tool.__file__).read_bytes()
+    return {"search": program, "read_doc": program}

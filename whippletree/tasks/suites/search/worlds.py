@@ -13,6 +13,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from whippletree.tasks.trail import FIRST_CODE, NAMES
+
 # fmt: off
 HEADS = ("Bel", "Cor", "Dra", "Eri", "Fal", "Gor", "Hal", "Ist", "Jor", "Kel", "Lun", "Mar", "Nor", "Osk", "Pel", "Quo", "Ras",
          "Sel", "Tar", "Ulv", "Vel", "Wen", "Yar", "Zan", "Bra", "Cin", "Dol", "Fen", "Gri", "Hes")
@@ -45,6 +47,7 @@ DISHES = (
     "pickled beets",
     "walnut pie",
 )
+PLAIN_NAMES, PLAIN_CODES = 12, 20  # the words of the trail family as it is by default
 SEAS = ("Amber Sea", "Gulf of Ness", "Grey Sound", "Bay of Larks")
 
 
@@ -63,6 +66,7 @@ class World:
 
     entities: dict[str, Entity]
     documents: list[tuple[str, str, str]]
+    plain: bool = False
 
     def of(self, kind: str) -> list[Entity]:
         """Things of a kind, in order."""
@@ -97,6 +101,20 @@ def build_world(seed: str, size: int) -> World:
         facts = {"seat": rng.choice(towns), "product": rng.choice(PRODUCTS), "established": str(rng.randint(1881, 1930))}
         make("company", fresh("company"), founder=founder, **facts)
     return World(entities, _documents(rng, list(entities.values())))
+
+
+def build_plain_world(seed: str) -> World:
+    """A dozen things with plain names, each with a code and a next one: for models that know few words."""
+    rng = random.Random(seed)
+    names = rng.sample(NAMES[:PLAIN_NAMES], PLAIN_NAMES)
+    ids = rng.sample(range(FIRST_CODE, FIRST_CODE + PLAIN_CODES), PLAIN_NAMES)
+    entities, documents = {}, []
+    for name, number in zip(names, ids, strict=True):
+        other = rng.choice([further for further in names if further != name])
+        facts = {"next": other, "code": str(rng.randrange(FIRST_CODE, FIRST_CODE + PLAIN_CODES))}
+        entities[name] = Entity("thing", name, facts)
+        documents.append((str(number), name, f"next {other}, code {facts['code']}"))
+    return World(entities, sorted(documents), plain=True)
 
 
 def _names(rng: random.Random) -> Callable[[str], str]:
