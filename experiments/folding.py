@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from experiments.running import Evaluation, RunResult
+from experiments.running import Evaluation, RunResult, Step
 from whippletree.types import Struct
-from whippletree.ui.plots import FAINT, GRID, INK
+from whippletree.ui.plots import empty_figure, style
 
 T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 """Quantile 0.975 of Student's t by degrees of freedom."""
@@ -62,6 +63,36 @@ def rate(evaluation: Evaluation, sources: Sequence[str] = ()) -> float:
     return passed / judged
 
 
+def tokens_of(step: Step) -> int:
+    """The tokens of an update's sequences, each sequence whole."""
+    return step.tokens
+
+
+def spent(run: RunResult, count: Callable[[Step], int] = tokens_of) -> list[int]:
+    """Tokens processed before each update, and in all, as `count` counts them."""
+    return list(accumulate((count(step) for step in run.steps), initial=0))
+
+
+def at_budget(run: RunResult, budget: float, sources: Sequence[str], count: Callable[[Step], int] = tokens_of) -> float:
+    """Success over these sources when the run had processed `budget` tokens: read off the line between the evaluations around
+    it. Raises ValueError for more than it used."""
+    tokens = spent(run, count)
+    points = [(tokens[line.step], rate(line, sources)) for line in run.evals]
+    for (before, low), (after, high) in pairwise(points):
+        if before <= budget <= after:
+            return low + (high - low) * (budget - before) / max(1, after - before)
+    raise ValueError(f"{run.name} used {points[-1][0]} tokens, less than {budget:g}")
+
+
+def before(results: Sequence[RunResult], source: str) -> Estimate:
+    """Success in one source before any training. Runs of a seed begin with the same weights: their evaluations are pooled."""
+    per_seed = []
+    for seed in sorted({run.seed for run in results}):
+        cells = [run.evals[0].by_source[source] for run in results if run.seed == seed]
+        per_seed.append(sum(cell[0] for cell in cells) / sum(cell[1] for cell in cells))
+    return estimate(per_seed)
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
@@ -89,36 +120,63 @@ def marks(name: str) -> tuple[str, str]:
 def figure(width: float, height: float, rows: int, columns: int) -> tuple[Any, Any]:
     """A figure and its axes (matplotlib), in the look of the reports."""
     import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import MaxNLocator
 
-    mpl.rcParams.update(
-        {
-            "font.size": 11,
-            "text.color": INK,
-            "axes.labelcolor": INK,
-            "axes.edgecolor": FAINT,
-            "axes.titlesize": 12,
-            "axes.titleweight": "bold",
-            "axes.titlelocation": "left",
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.axisbelow": True,
-            "xtick.color": INK,
-            "ytick.color": INK,
-            "grid.color": GRID,
-            "legend.frameon": False,
-            "svg.hashsalt": "whippletree",
-        }
-    )
-    found = Figure(figsize=(width, height), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
-    FigureCanvasAgg(found)
+    smaller = {"font.size": 11, "axes.titlesize": 12, "axes.titlepad": 6.0}
+    mpl.rcParams.update({**style(), **smaller, "svg.hashsalt": "whippletree"})
+    found = empty_figure(width, height, w_pad=0.1, h_pad=0.1)
     axes = found.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
     return found, axes
+
+
+def heat_map(axis: Any, cells: Sequence[Sequence[Estimate]], rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Rates as colours, with their means and intervals in words."""
+    values = [[cell.mean for cell in row] for row in cells]
+    image = axis.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for number, row in enumerate(cells):
+        for place, cell in enumerate(row):
+            axis.text(place, number, str(cell), ha="center", va="center", color="white" if cell.mean > 0.6 else "#1c2430")
+    axis.set_xticks(range(len(columns)), columns)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.tick_params(length=0)
+    axis.figure.colorbar(image, ax=axis, shrink=0.8)
+
+
+def draw_mixes(
+    path: Path,
+    results: Sequence[RunResult],
+    grid: dict[str, dict[str, Estimate]],
+    budget: float,
+    *,
+    width: float,
+    harnesses: Sequence[str],
+    mixes: Sequence[str],
+    shown: dict[str, str],
+    colours: dict[str, str],
+    counted: str = "",
+    tokens: Callable[[Step], int] = tokens_of,
+) -> None:
+    """Write the picture: success by policy and harness at the budget as a heat map, and over all harnesses against tokens
+    processed. `shown`: names for people; `counted`: how `tokens` counts."""
+    canvas, axes = figure(width, 5.6, 1, 2)
+    left, right = axes[0]
+    cells = [[row[harness] for harness in harnesses] for row in grid.values()]
+    heat_map(left, cells, [shown.get(name, name) for name in grid], [shown.get(name, name) for name in harnesses])
+    left.set_title(f"Held-out success at {budget:,} tokens")
+    left.set_xlabel("evaluated in")
+    left.set_ylabel("trained in")
+    places = [budget * number / 20 for number in range(21)]
+    for mix in mixes:
+        curves = [[at_budget(run, place, harnesses, tokens) for place in places] for run in of_variant(results, mix)]
+        band(right, places, curves, colours[mix], f"trained in {shown.get(mix, mix)}")
+    right.set_title("Success over all four, mean and range of seeds")
+    right.set_xlabel(f"tokens processed in training{counted}")
+    right.set_ylim(0, 1.02)
+    right.grid(axis="y")
+    right.legend(loc="lower right")
+    canvas.savefig(path)
 
 
 def band(axis: Any, xs: Sequence[float], curves: Sequence[Sequence[float]], colour: str, label: str) -> None:

@@ -17,17 +17,19 @@ from pathlib import Path
 
 import msgspec
 
+from whippletree.batching.trees import prefix_order
 from whippletree.batching.weights import SampleTokens, loss_weights
 from whippletree.configuration import load
 from whippletree.errors import ConfigurationError
 from whippletree.files import locked, write_json
+from whippletree.gateway.history import offered_tools
 from whippletree.loop.batch import collect
 from whippletree.loop.config import RunConfig
 from whippletree.loop.layout import Layout
-from whippletree.loop.metrics import Log, mean
+from whippletree.loop.metrics import EvalMetrics, Log, mean
 from whippletree.protocols import Store
 from whippletree.store import open_store
-from whippletree.types import Rollout, Sample, Struct
+from whippletree.types import ParsedMessage, Rollout, Sample, Struct
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,7 +50,10 @@ class Step(Struct):
     """One update. `tokens`: those that the model processed for it, the sequences of all samples of its rollouts; `entropy`: the
     mean of -log p over the sampled tokens (nats), an unbiased estimate at temperature 1; `weight_spread`: the largest weight of
     a trained token over the smallest; `negative_share`: the part of the batch's weight that lies on failed rollouts;
-    `samples_per_rollout`: of the rollouts with a sample.
+    `samples_per_rollout`: of the rollouts with a sample; `distinct`: tokens of the same sequences with every beginning that
+    several of them share counted once, as tree packing computes it; `fed`: tokens that the engine was given and sampled, call
+    by call, and `computed`: those of them that it did not have in its cache; `misnamed`: share of the calls of tools that name
+    one which the harness does not have.
 
     Example: Step(step=0, reward=0.25, tokens=2400, grad_norm=0.5, entropy=1.1, weight_spread=8.0, negative_share=0.7, ...)
     """
@@ -62,14 +67,23 @@ class Step(Struct):
     weight_spread: float
     negative_share: float
     samples_per_rollout: float
+    distinct: int = 0
+    fed: int = 0
+    computed: int = 0
+    misnamed: float = 0.0
 
 
 class Evaluation(Struct):
-    """One evaluation: (passed, judged) by source. Example: Evaluation(step=8, by_source={"trail": (30, 36)})"""
+    """One evaluation: (passed, judged) by source. `misnamed`: calls of tools that the harness does not have, and all calls of
+    tools that the model made, by source.
+
+    Example: Evaluation(step=8, by_source={"trail": (30, 36)}, misnamed={"trail": (2, 104)})
+    """
 
     step: int
     by_source: dict[str, tuple[int, int]]
     failed: int = 0
+    misnamed: dict[str, tuple[int, int]] = {}
 
 
 class RunResult(Struct, omit_defaults=False):
@@ -94,10 +108,12 @@ class Places:
     page: Path | None
     toy: bool
     make: bool
+    harnesses: str = ""
 
 
-def places(description: str, here: Path, argv: Sequence[str] | None = None) -> Places:
-    """Read the command line that every experiment has. `here`: the experiment's folder."""
+def places(description: str, here: Path, argv: Sequence[str] | None = None, *, installed: bool = False) -> Places:
+    """Read the command line that every experiment has. `here`: the experiment's folder; `installed`: it needs harnesses that
+    are installed, and has an option that says where."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/experiments", help="where run directories lie")
     parser.add_argument(
@@ -105,6 +121,10 @@ def places(description: str, here: Path, argv: Sequence[str] | None = None) -> P
     )
     parser.add_argument("--toy", action="store_true", help="a few small runs, to see that it works; needs --output")
     parser.add_argument("--only-fold", action="store_true", help="make no run: fold and plot the results that are there")
+    if installed:
+        parser.add_argument(
+            "--harnesses", default="", help="where `whippletree harness install` put them; default: its default"
+        )
     found = parser.parse_args(argv)
     if found.toy and found.output is None:
         parser.error("--toy needs --output: the documentation reports on the whole experiment")
@@ -117,6 +137,7 @@ def places(description: str, here: Path, argv: Sequence[str] | None = None) -> P
         page=None if found.output else ROOT / "docs/experiments.md",
         toy=found.toy,
         make=not found.only_fold,
+        harnesses=str(Path(found.harnesses).resolve()) if installed and found.harnesses else "",
     )
 
 
@@ -169,11 +190,40 @@ def read_result(plan: PlannedRun, directory: Path) -> RunResult:
             _step(store, [rollouts[name] for name in record.rollout_ids], config, record.step, lines[record.step].grad_norm)
             for record in store.steps()
         )
+        evals = tuple(_evaluation(store, line) for line in log.evals())
     finally:
         store.close()
-    evals = tuple(Evaluation(step=line.step, by_source=line.by_source, failed=line.failed + line.cut) for line in log.evals())
     failed = sum(rollout.state == "failed" for rollout in rollouts.values())
     return RunResult(name=plan.name, variant=plan.variant, seed=plan.seed, steps=steps, evals=evals, failed_rollouts=failed)
+
+
+def _evaluation(store: Store, line: EvalMetrics) -> Evaluation:
+    counts = {source: [0, 0] for source in line.by_source}
+    for rollout in store.rollouts(purpose="eval"):
+        if rollout.spec.step != line.step or rollout.reward is None:
+            continue
+        wrong, made = _tool_calls(store, rollout)
+        counts[rollout.spec.source][0] += wrong
+        counts[rollout.spec.source][1] += made
+    return Evaluation(
+        step=line.step,
+        by_source=line.by_source,
+        failed=line.failed + line.cut,
+        misnamed={source: (wrong, made) for source, (wrong, made) in counts.items()},
+    )
+
+
+def _tool_calls(store: Store, rollout: Rollout) -> tuple[int, int]:
+    """Calls of tools that were not offered, and all calls of tools, of a rollout's last attempt."""
+    calls = store.calls(rollout.spec.rollout_id, rollout.attempt)
+    payloads = {call.call_id: store.payload(call) for call in calls}
+    wrong = total = 0
+    for call in calls:
+        known = {tool.name for tool in offered_tools(call, payloads)}
+        made = msgspec.json.decode(payloads[call.call_id].reply_json, type=ParsedMessage).tool_calls
+        wrong += sum(one.name not in known for one in made)
+        total += len(made)
+    return wrong, total
 
 
 def _tokens_of(sample: Sample) -> SampleTokens:
@@ -184,11 +234,15 @@ def _tokens_of(sample: Sample) -> SampleTokens:
 def _step(store: Store, rollouts: Sequence[Rollout], config: RunConfig, step: int, grad_norm: float) -> Step:
     judged = [rollout for rollout in rollouts if rollout.reward is not None]
     samples: dict[str, list[Sample]] = {}
-    calls = 0
+    calls = fed = cached = 0
+    named = [_tool_calls(store, rollout) for rollout in judged]
     for rollout in judged:
         trace, samples[rollout.spec.rollout_id] = collect(store, rollout, config.traces)
         calls += len(trace.nodes)
+        fed += sum(node.call.prompt_tokens + node.call.sampled_tokens for node in trace.nodes)
+        cached += sum(node.call.cached_tokens for node in trace.nodes)
     every = [sample for of_rollout in samples.values() for sample in of_rollout]
+    order = prefix_order({sample.sample_id: sample.token_ids for sample in every})
     sizes = [_tokens_of(sample) for sample in every]
     weights = loss_weights(sizes, config.batching.weights.mode)
     lost = {rollout.spec.rollout_id for rollout in judged if not rollout.reward}
@@ -205,4 +259,8 @@ def _step(store: Store, rollouts: Sequence[Rollout], config: RunConfig, step: in
         weight_spread=max(given) / min(given) if given else 1.0,
         negative_share=on_lost / weights.total if weights.total else 0.0,
         samples_per_rollout=len(every) / max(1, sum(bool(found) for found in samples.values())),
+        distinct=order.distinct,
+        fed=fed,
+        computed=fed - cached,
+        misnamed=sum(wrong for wrong, _ in named) / max(1, sum(made for _, made in named)),
     )

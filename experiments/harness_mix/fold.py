@@ -7,12 +7,10 @@ the two evaluations around it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from experiments.folding import Estimate, band, estimate, figure, of_variant, rate, table
+from experiments.folding import Estimate, at_budget, before, draw_mixes, estimate, of_variant, spent, table
 from experiments.running import RunResult
 from whippletree.types import Struct
 
@@ -43,44 +41,21 @@ class MixSummary(Struct, omit_defaults=False):
     gain: Estimate | None
 
 
-def spent(run: RunResult) -> list[int]:
-    """Tokens processed before each update, and in all."""
-    return list(accumulate((step.tokens for step in run.steps), initial=0))
-
-
-def at_budget(run: RunResult, budget: float, sources: Sequence[str]) -> float:
-    """Success over these harnesses when the run had processed `budget` tokens. Raises ValueError for more than it used."""
-    tokens = spent(run)
-    points = [(tokens[line.step], rate(line, sources)) for line in run.evals]
-    for (before, low), (after, high) in pairwise(points):
-        if before <= budget <= after:
-            return low + (high - low) * (budget - before) / max(1, after - before)
-    raise ValueError(f"{run.name} used {points[-1][0]} tokens, less than {budget:g}")
-
-
 def fold(results: Sequence[RunResult], mixes: Sequence[str] = MIXES) -> MixSummary:
     """Raises ValueError where a mix has no run."""
     budget = min(spent(run)[-1] for run in results)
     by_mix = {mix: of_variant(results, mix) for mix in mixes}
-    seeds = sorted({run.seed for run in results})
-
-    def before(harness: str) -> Estimate:  # the same weights in every run of a seed
-        per_seed = []
-        for seed in seeds:
-            cells = [run.evals[0].by_source[harness] for run in results if run.seed == seed]
-            per_seed.append(sum(cell[0] for cell in cells) / sum(cell[1] for cell in cells))
-        return estimate(per_seed)
 
     def over(mix: str, harnesses: Sequence[str]) -> Estimate:
         return estimate(at_budget(run, budget, harnesses) for run in by_mix[mix])
 
-    grid = {"before": {harness: before(harness) for harness in HARNESSES}}
+    grid = {"before": {harness: before(results, harness) for harness in HARNESSES}}
     grid |= {mix: {harness: over(mix, [harness]) for harness in HARNESSES} for mix in mixes}
     own = {mix: TRAINED if mix == "three" else (mix,) for mix in mixes}
     return MixSummary(
         budget=budget,
         updates=len(results[0].steps),
-        seeds=len(seeds),
+        seeds=len({run.seed for run in results}),
         grid=grid,
         everywhere={mix: over(mix, HARNESSES) for mix in mixes},
         other={mix: over(mix, [name for name in HARNESSES if name not in own[mix]]) for mix in mixes},
@@ -120,36 +95,14 @@ def tables(summary: MixSummary) -> dict[str, str]:
 
 def draw(results: Sequence[RunResult], summary: MixSummary, path: Path) -> None:
     """Write the picture: the grid as a heat map, and success over all four harnesses against tokens processed."""
-    canvas, axes = figure(14, 5.6, 1, 2)
-    _grid(axes[0][0], summary)
-    _curves(axes[0][1], results, summary)
-    canvas.savefig(path)
-
-
-def _grid(axis: Any, summary: MixSummary) -> None:
-    values = [[summary.grid[policy][harness].mean for harness in HARNESSES] for policy in summary.grid]
-    image = axis.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    for row, policy in enumerate(summary.grid):
-        for column, harness in enumerate(HARNESSES):
-            cell = summary.grid[policy][harness]
-            colour = "white" if cell.mean > 0.6 else "#1c2430"
-            axis.text(column, row, str(cell), ha="center", va="center", color=colour)
-    axis.set_xticks(range(len(HARNESSES)), [SHOWN.get(name, name) for name in HARNESSES])
-    axis.set_yticks(range(len(summary.grid)), [SHOWN.get(name, name) for name in summary.grid])
-    axis.set_title(f"Held-out success at {summary.budget:,} tokens")
-    axis.set_xlabel("evaluated in")
-    axis.set_ylabel("trained in")
-    axis.tick_params(length=0)
-    axis.figure.colorbar(image, ax=axis, shrink=0.8)
-
-
-def _curves(axis: Any, results: Sequence[RunResult], summary: MixSummary) -> None:
-    places = [summary.budget * number / 20 for number in range(21)]
-    for mix in summary.everywhere:
-        curves = [[at_budget(run, place, HARNESSES) for place in places] for run in of_variant(results, mix)]
-        band(axis, places, curves, COLOURS[mix], f"trained in {SHOWN.get(mix, mix)}")
-    axis.set_title("Success over all four, mean and range of seeds")
-    axis.set_xlabel("tokens processed in training")
-    axis.set_ylim(0, 1.02)
-    axis.grid(axis="y")
-    axis.legend(loc="lower right")
+    draw_mixes(
+        path,
+        results,
+        summary.grid,
+        summary.budget,
+        width=14,
+        harnesses=HARNESSES,
+        mixes=tuple(summary.everywhere),
+        shown=SHOWN,
+        colours=COLOURS,
+    )
