@@ -17,26 +17,21 @@ import asyncio
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
+from control_parts.plane import Plane, draft, ended, until
 from gateway_parts.conversations import make_model
 
 from whippletree import sandboxes
 from whippletree.control.config import ControlConfig, DeadlineConfig, HarnessBinding, PoolConfig
-from whippletree.control.process import ControllerSpec
-from whippletree.gateway.keys import load_secret
 from whippletree.protocols import AttemptOutcome, SandboxSpec
-from whippletree.sandboxes import SandboxConfig
 from whippletree.store import SqliteStore, open_store
-from whippletree.types import Attempt, RolloutSpec, VerifierResult
+from whippletree.types import Attempt, VerifierResult
 
 HERE = Path(__file__).resolve().parent
 CONCURRENCY = 16
@@ -57,76 +52,15 @@ def write_task(directory: Path) -> Path:
     return directory
 
 
-class Plane:
-    """A run directory with its store, and the processes on it."""
-
-    def __init__(self, directory: Path, kind: str) -> None:
-        self.directory = directory
-        self.boxes = tempfile.TemporaryDirectory(prefix="wt-")  # sockets of sandboxes need a short path
-        self.sandbox = SandboxConfig(kind=kind, root=self.boxes.name + "/b")
-        load_secret(directory / "secret")
-        self.model = make_model(directory / "model")
-        self.task = write_task(directory / "task")
-
-    @contextmanager
-    def process(self, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A process until the body ends."""
-        log = (self.directory / f"{argv[0]}.log").open("wb")
-        environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-        child = subprocess.Popen([sys.executable, "-m", *argv], cwd=HERE, env=environment, stdout=log, stderr=log)
-        try:
-            yield child
-        finally:
-            child.send_signal(signal.SIGTERM)
-            child.wait(120)
-            log.close()
-
-    def ready(self, child: subprocess.Popen[bytes], path: Path) -> dict[str, int]:
-        """What a process says once it is ready."""
-        until(lambda: path.exists() or child.poll() is not None, 120)
-        if not path.exists():
-            raise SystemExit(f"a process did not start; see the logs under {self.directory}")
-        return json.loads(path.read_text())
-
-    @contextmanager
-    def controlling(self, adapter: str, harness: str, concurrency: int, pool: PoolConfig, port: int) -> Iterator[int]:
-        """A controller until the body ends: its process id."""
-        ready = self.directory / f"{harness}.ready"
-        spec = ControllerSpec(
-            directory=str(self.directory),
-            store=str(self.directory / "store"),
-            secret=str(self.directory / "secret"),
-            gateway_url=f"http://127.0.0.1:{port}",
-            ready_file=str(ready),
-            harnesses=(HarnessBinding(harness=harness, adapter=adapter),),
-            sandbox=self.sandbox,
-            control=ControlConfig(
-                launch="pool", concurrency=concurrency, pool=pool, deadlines=DeadlineConfig(agent=600.0, grace=2.0, seal=5.0)
-            ),
-        )
-        path = self.directory / f"{harness}.json"
-        path.write_bytes(msgspec.json.encode(spec))
-        with self.process("whippletree.control", str(path)) as child:
-            self.ready(child, ready)
-            yield child.pid
-
-    def add(self, store: SqliteStore, count: int, harness: str) -> None:
-        """Queue rollouts."""
-        store.create_rollouts([draft(f"{harness}-{number}", str(self.task), harness) for number in range(count)]).result()
+def binding(name: str, kind: str) -> HarnessBinding:
+    """A harness of the benchmark."""
+    return HarnessBinding(harness=name, adapter=f"control_parts.harness:{kind}")
 
 
-def draft(name: str, task: str = "/t", harness: str = "h") -> RolloutSpec:
-    """A rollout."""
-    return RolloutSpec(rollout_id=name, group_id="g", source=f"s-{harness}", task_id="t", task_path=task, harness=harness)
-
-
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait for a condition."""
-    limit = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > limit:
-            raise SystemExit("the benchmark waited in vain")
-        time.sleep(0.02)
+def pooled(concurrency: int, pool: PoolConfig) -> ControlConfig:
+    """So many attempts at once, in pool hosts."""
+    deadlines = DeadlineConfig(agent=600.0, grace=2.0, seal=5.0)
+    return ControlConfig(launch="pool", concurrency=concurrency, pool=pool, deadlines=deadlines)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -158,16 +92,16 @@ async def bare_sandboxes(plane: Plane, count: int) -> float:
 
 def attempts(directory: Path, count: int) -> dict[str, float]:
     """Attempts/s through everything."""
-    plane = Plane(directory, "auto")
+    plane, model = Plane(directory, "auto", write_task(directory / "task")), make_model(directory / "model")
     bare = asyncio.run(bare_sandboxes(plane, count))
     ready = directory / "gateway.ready"
     pool = PoolConfig(hosts=2, tenants=CONCURRENCY // 2)
     with (
         open_store(directory / "store") as store,
-        plane.process("control_parts.gateway", str(directory), str(plane.model), str(ready)) as gateway,
+        plane.process("control_parts.gateway", str(directory), str(model), str(ready)) as gateway,
     ):
         port = plane.ready(gateway, ready)["port"]
-        with plane.controlling("control_parts.harness:OneCall", "one-call", CONCURRENCY, pool, port):
+        with plane.controlling(binding("one-call", "OneCall"), pooled(CONCURRENCY, pool), port):
             plane.add(store, 2 * CONCURRENCY, "one-call")
             until(lambda: ended(store) == 2 * CONCURRENCY, 120)
             store.create_rollouts([draft(f"m-{n}", str(plane.task), "one-call") for n in range(count)]).result()
@@ -184,11 +118,6 @@ def attempts(directory: Path, count: int) -> dict[str, float]:
         flush=True,
     )
     return {"attempts_per_s": round(rate, 1), "attempt_over_sandbox": round(bare / rate, 2)}
-
-
-def ended(store: SqliteStore) -> int:
-    """How many rollouts have ended."""
-    return sum(entry.count for entry in store.queue().counts if entry.state in ("succeeded", "failed"))
 
 
 def one_round(store: SqliteStore, name: str, count: int = 1000) -> float:
@@ -244,11 +173,11 @@ def fill(store: SqliteStore, name: str, count: int) -> None:
 
 def idle(directory: Path, count: int, seconds: float = 10.0) -> dict[str, float]:
     """The controller's share of one core while `count` attempts run."""
-    plane = Plane(directory, "process")
+    plane = Plane(directory, "process", write_task(directory / "task"))
     pool = PoolConfig(hosts=4, tenants=count // 4)
     with (
         open_store(directory / "store") as store,
-        plane.controlling("control_parts.harness:Idle", "idle", count, pool, 9) as pid,
+        plane.controlling(binding("idle", "Idle"), pooled(count, pool), 9) as pid,
     ):
         plane.add(store, count, "idle")
         until(lambda: begun(store, count), 600)
