@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -29,6 +29,11 @@ class Served:
     tolerance: float
     reference: Reference | None = None
     cache_block: int = 1
+
+    @property
+    def long(self) -> int:
+        """Tokens of a turn that is still going when the next requests reach the engine: several seconds of them, or nearly."""
+        return self.context - 64
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,12 @@ def join(asked: GenerateRequest, chunks: Sequence[TokenChunk]) -> Turn:
     return Turn(asked.prompt_ids, ids, logprobs, list(last.versions) or spans, last.finish_reason, last.cached_tokens)
 
 
+async def chunks_of(stream: AsyncIterator[TokenChunk]) -> list[TokenChunk]:
+    return [chunk async for chunk in stream]
+
+
 async def run(engine: Engine, asked: GenerateRequest) -> Turn:
-    return join(asked, [chunk async for chunk in engine.generate(asked)])
+    return join(asked, await chunks_of(engine.generate(asked)))
 
 
 def prompt_of(length: int, salt: int = 1, vocabulary: int = 256) -> list[int]:
@@ -151,8 +160,8 @@ class EngineSuite:
         asked = request("edge", prompt_of(10, 8), stop=[free.token_ids[-1]], max_tokens=4, seed=6)
         assert (await run(engine, asked)).finish_reason == "stop"
 
-    async def test_abort_ends_one_request_and_no_other(self, engine: Engine) -> None:
-        asked = request("aborted", prompt_of(7, 9), max_tokens=200)
+    async def test_abort_ends_one_request_and_no_other(self, engine: Engine, served: Served) -> None:
+        asked = request("aborted", prompt_of(7, 9), max_tokens=served.long)
         other = asyncio.create_task(run(engine, request("unharmed", prompt_of(7, 10), max_tokens=40)))
         chunks: list[TokenChunk] = []
         async for chunk in engine.generate(asked):
@@ -161,7 +170,7 @@ class EngineSuite:
             chunks.append(chunk)
         turn = join(asked, chunks)
         assert turn.finish_reason == "abort"
-        assert len(turn.token_ids) < 200
+        assert len(turn.token_ids) < served.long
         assert (await other).finish_reason == "length"
         assert await idle(engine)
 
@@ -169,28 +178,29 @@ class EngineSuite:
         await engine.abort("nobody")
         assert (await run(engine, request("after-nobody", prompt_of(5), max_tokens=2))).finish_reason == "length"
 
-    async def test_closing_the_iterator_aborts_the_request(self, engine: Engine) -> None:
-        stream = engine.generate(request("closed", prompt_of(7, 11), max_tokens=200))
+    async def test_closing_the_iterator_aborts_the_request(self, engine: Engine, served: Served) -> None:
+        stream = engine.generate(request("closed", prompt_of(7, 11), max_tokens=served.long))
         assert (await anext(stream)).token_ids
         await stream.aclose()  # type: ignore[attr-defined]
         assert await idle(engine)
 
     async def test_a_pause_is_not_seen_in_the_answer(self, engine: Engine, served: Served) -> None:
-        asked = {"max_tokens": 60, "seed": 8}
+        asked = {"max_tokens": served.long // 2, "seed": 8}
         free = await run(engine, request("unpaused", prompt_of(13, 12), **asked))
         paused = request("paused", prompt_of(13, 12), **asked)
         stream = engine.generate(paused)
-        chunks = [await anext(stream)]
+        first = await anext(stream)
+        rest = asyncio.create_task(chunks_of(stream))
         await engine.pause()
         try:
             assert (await engine.status()).paused
             late = asyncio.create_task(run(engine, request("late", prompt_of(6, 13), max_tokens=4)))
             await asyncio.sleep(0.1)
+            assert not rest.done()
             assert not late.done()
         finally:
             await engine.resume()
-        chunks += [chunk async for chunk in stream]
-        turn = join(paused, chunks)
+        turn = join(paused, [first, *await rest])
         assert turn.token_ids == free.token_ids
         assert close(turn.logprobs, free.logprobs, served.tolerance)
         assert (await late).finish_reason == "length"
@@ -198,7 +208,7 @@ class EngineSuite:
 
     async def test_new_weights_take_over_in_the_middle_of_a_turn(self, engine: Engine, served: Served) -> None:
         before = (await engine.status()).policy_version
-        asked = request("swapped", prompt_of(30, 14), max_tokens=200)
+        asked = request("swapped", prompt_of(30, 14), max_tokens=served.long)
         stream = engine.generate(asked)
         chunks = [await anext(stream)]
         await engine.pause()
@@ -213,7 +223,7 @@ class EngineSuite:
 
         assert [span.policy_version for span in turn.spans] == [before, before + 1]
         change = turn.spans[1].start
-        assert 0 < change < 200
+        assert 0 < change < served.long
         assert close(turn.logprobs[:change], old[:change], served.tolerance)
         assert close(turn.logprobs[change:], new[change:], served.tolerance)
         assert not close(old[change:], new[change:], served.tolerance)
@@ -248,8 +258,8 @@ class EngineSuite:
         with pytest.raises(EngineError):
             await run(engine, request("outside", [1, served.vocabulary + 7], max_tokens=4))
 
-    async def test_a_request_id_in_flight_is_refused(self, engine: Engine) -> None:
-        stream = engine.generate(request("twice", prompt_of(6, 19), max_tokens=200))
+    async def test_a_request_id_in_flight_is_refused(self, engine: Engine, served: Served) -> None:
+        stream = engine.generate(request("twice", prompt_of(6, 19), max_tokens=served.long))
         await anext(stream)
         with pytest.raises(EngineError):
             await run(engine, request("twice", prompt_of(6, 19), max_tokens=2))

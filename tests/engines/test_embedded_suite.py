@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
-from engine_parts import CONTEXT, VOCABULARY, Models, embedded_process
+from engine_parts import VOCABULARY, Models, embedded_process
 from suite import EngineSuite, Reference, Served
 
 from whippletree.engines.embedded.client import EmbeddedEngine
 from whippletree.protocols import Engine
 from whippletree.types import WeightUpdate
+
+CONTEXT = 2048
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])
@@ -21,7 +23,7 @@ def pair(request: pytest.FixtureRequest, models: Callable[[str], Models]) -> Mod
 @pytest.fixture(scope="module")
 def url(pair: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # A small prefill budget, so that the suite's prompts are computed in pieces.
-    arguments = ("--slots", "24", "--prefill-tokens", "48", "--stream-interval", "0.002")
+    arguments = ("--slots", "24", "--prefill-tokens", "48", "--stream-interval", "0.002", "--context", str(CONTEXT))
     with embedded_process(pair.old, tmp_path_factory.mktemp("engine"), *arguments) as (address, _):
         yield address
 

@@ -63,8 +63,8 @@ def process(directory: Path, *arguments: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    faults = '{"token_seconds": 0.0005}'
-    arguments = ("--vocabulary", "256", "--context", "512", "--faults", faults)
+    faults = '{"token_seconds": 0.001}'
+    arguments = ("--vocabulary", "256", "--context", "2048", "--faults", faults)
     with process(tmp_path_factory.mktemp("scripted"), *arguments) as address:
         yield address
 
@@ -82,7 +82,7 @@ async def engine(url: str, served: Served) -> AsyncIterator[Engine]:
 
 @pytest.fixture
 def served() -> Served:
-    return Served(vocabulary=256, context=512, old="old", new="new", tolerance=1e-6)
+    return Served(vocabulary=256, context=2048, old="old", new="new", tolerance=1e-6)
 
 
 class TestScriptedProcessSuite(EngineSuite):

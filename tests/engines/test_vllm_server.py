@@ -26,7 +26,7 @@ from whippletree.types import ChatRequest, ChatTurn, Message, Sampling, Struct, 
 
 TOLERANCE = 1e-3
 VOCABULARY = 307
-CONTEXT = 256
+CONTEXT = 512
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400), needs_vllm]
 
@@ -44,12 +44,13 @@ class Reload(Struct):
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("tied")
-    return tiny_model(root / "old", seed=1), tiny_model(root / "new", seed=2)
+    return tiny_model(root / "old", seed=1, positions=CONTEXT), tiny_model(root / "new", seed=2, positions=CONTEXT)
 
 
 @pytest.fixture(scope="module")
 def url(tied: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with vllm_server(PYTHON, tied[0], tmp_path_factory.mktemp("server") / "vllm.log") as address:
+    log = tmp_path_factory.mktemp("server") / "vllm.log"
+    with vllm_server(PYTHON, tied[0], log, ["--logits-processors=slow_steps:SlowSteps"]) as address:
         yield address
 
 
@@ -122,7 +123,7 @@ async def test_another_models_weights_are_refused_and_the_old_ones_stay(
 ) -> None:
     engine = await fresh(url, served.old)
     before = (await engine.status()).policy_version
-    weights = (tiny_model(tmp_path / "other", seed=3) / "model.safetensors").read_bytes()
+    weights = (tiny_model(tmp_path / "other", seed=3, positions=CONTEXT) / "model.safetensors").read_bytes()
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "model.safetensors").write_bytes(weights.replace(b"q_norm.weight", b"x_norm.weight"))
     with pytest.raises(EngineError, match="_norm"):
@@ -229,8 +230,8 @@ async def test_the_chat_endpoint_gives_prompt_ids_ids_and_their_logprobs(engine:
     assert close(logprobs, (await engine.score(prompt + ids))[len(prompt) - 1 :], served.tolerance)
 
 
-async def test_closing_a_chat_ends_it_in_the_server(engine: VllmEngine) -> None:
-    turn = msgspec.structs.replace(asked(), sampling=Sampling(max_tokens=200))
+async def test_closing_a_chat_ends_it_in_the_server(engine: VllmEngine, served: Served) -> None:
+    turn = msgspec.structs.replace(asked(), sampling=Sampling(max_tokens=served.long))
     stream = engine.chat(turn)
     await anext(stream)
     await stream.aclose()

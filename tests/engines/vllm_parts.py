@@ -31,6 +31,7 @@ needs_vllm = pytest.mark.skipif(
     not PYTHON, reason="set WHIPPLETREE_VLLM_PYTHON to the interpreter of a vLLM environment (make env-vllm)"
 )
 RECORDINGS = Path(__file__).parent / "recordings"
+SLOW_STEPS = Path(__file__).parent / "vllm_steps"
 PROMPT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29]
 START_SECONDS = 240.0
 CHAT_TOOL = {"type": "function", "function": {"name": "note", "parameters": {"type": "object", "properties": {}}}}
@@ -105,8 +106,8 @@ async def serving(handler: Any) -> AsyncIterator[str]:
 # --- a real server ---
 
 
-def tiny_model(directory: Path, *, seed: int, tied: bool = True) -> Path:
-    """Write a random Qwen3 (0.1 M parameters, 307 ids, 256 positions) with tokenizer and chat template."""
+def tiny_model(directory: Path, *, seed: int, tied: bool = True, positions: int = 256) -> Path:
+    """Write a random Qwen3 (0.1 M parameters, 307 ids, contexts of `positions` tokens) with tokenizer and chat template."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -135,7 +136,7 @@ def tiny_model(directory: Path, *, seed: int, tied: bool = True) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=256,
+        max_position_embeddings=positions,
         tie_word_embeddings=tied,
         initializer_range=0.2,
         bos_token_id=0,
@@ -162,7 +163,7 @@ def reference_logprobs(directory: Path, token_ids: list[int]) -> list[float]:
 
 @contextmanager
 def vllm_server(python: str, model: Path, log: Path, arguments: Sequence[str] = ()) -> Iterator[str]:
-    """Run vLLM on `model` in float32 until the block ends; gives its base URL."""
+    """Run vLLM on `model` in float32 until the block ends; gives its base URL. `arguments` may name what SLOW_STEPS holds."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -171,6 +172,7 @@ def vllm_server(python: str, model: Path, log: Path, arguments: Sequence[str] = 
     command = vllm_command(config)
     with log.open("wb") as output:
         environment = {**os.environ, **command.environment}
+        environment["PYTHONPATH"] += f"{os.pathsep}{SLOW_STEPS}"
         process = subprocess.Popen(command.argv, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:
         asyncio.run(_ready(f"http://127.0.0.1:{port}", process, log))
