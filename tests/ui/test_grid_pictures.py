@@ -62,6 +62,14 @@ def test_a_block_without_a_rate_is_a_mark_and_no_bar():
     assert len(bars.patches) == 3 and [text.get_text() for text in bars.texts] == ["–"]
 
 
+def test_the_names_of_models_stand_in_even_rows():
+    figure = make_figure(results(4, 4))
+    legend = figure.axes[1].get_legend()
+    renderer = figure.canvas.get_renderer()
+    rows = [round(text.get_window_extent(renderer).y0) for text in legend.get_texts()]
+    assert sorted(rows.count(row) for row in set(rows)) == [2, 2]
+
+
 def test_a_grid_without_a_cell_is_drawn(tmp_path: Path):
     empty = summarise("g", [], tasks(2), models=["m"], harnesses=["h"], samples=1, pass_at=(1,), how=Resampling(resamples=50))
     assert draw_grid(empty, tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")

@@ -100,8 +100,9 @@ def _bars(axis: Any, results: Results, *, columns: int) -> None:
     axis.set_xticks(range(len(results.harnesses)), [short(name) for name in results.harnesses])
     axis.tick_params(axis="x", length=0)
     axis.grid(axis="y")
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=min(count, columns), fontsize=11, borderaxespad=0.2)
+    if shown := len(axis.get_legend_handles_labels()[0]):
+        even = -(-shown // -(-shown // columns))  # as many names in each row
+        axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=even, fontsize=11, borderaxespad=0.2)
 
 
 def short(name: str) -> str:
