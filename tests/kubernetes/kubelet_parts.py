@@ -22,10 +22,12 @@ import aiohttp
 from aiohttp import web
 from kube_kubelet import PATCH, container_status, serve, stamp
 
-from whippletree.sandboxes import cgroups
+from whippletree.sandboxes import SandboxConfig, cgroups
+from whippletree.sandboxes.support import find_bwrap
 
 PROTOCOL = "v4.channel.k8s.io"
 CPUACCT = Path("/sys/fs/cgroup/cpuacct")
+BWRAP = find_bwrap(SandboxConfig())
 ETC = (
     "passwd",
     "group",
@@ -44,7 +46,7 @@ def missing() -> str:
     """Why pods cannot be run here; "" where they can."""
     if os.geteuid() != 0:
         return "pods of the tests take root"
-    lacking = [tool for tool in ("bwrap", "nsenter", "setpriv", "openssl") if shutil.which(tool) is None]
+    lacking = [tool for tool in (BWRAP or "bwrap", "nsenter", "setpriv", "openssl") if shutil.which(tool) is None]
     return f"missing: {', '.join(lacking)}" if lacking else ""
 
 
@@ -178,7 +180,7 @@ class PodKubelet:
             binds += ["--tmpfs", mount["mountPath"]]
         reading, writing = os.pipe()
         process = await asyncio.create_subprocess_exec(
-            *("bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--info-fd", str(writing)),
+            *(BWRAP, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--info-fd", str(writing)),
             *("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp", "--tmpfs", "/root"),
             *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
             *binds,
