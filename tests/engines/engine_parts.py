@@ -69,10 +69,12 @@ def build(directory: Path, kind: str, seed: int, **changes: Any) -> str:
 
 
 @contextmanager
-def embedded_process(model: str, directory: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def embedded_process(
+    model: str, directory: Path, *arguments: str, context: int = CONTEXT
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A real embedded engine: its URL and process. It is ended with SIGTERM afterwards."""
     ready = directory / "ready.json"
-    command = [sys.executable, "-m", "whippletree.engines.embedded", "--model", model, "--context", str(CONTEXT)]
+    command = [sys.executable, "-m", "whippletree.engines.embedded", "--model", model, "--context", str(context)]
     process = subprocess.Popen(
         [*command, "--ready-file", str(ready), "--exit-with-parent", *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

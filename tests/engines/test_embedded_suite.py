@@ -23,8 +23,8 @@ def pair(request: pytest.FixtureRequest, models: Callable[[str], Models]) -> Mod
 @pytest.fixture(scope="module")
 def url(pair: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # A small prefill budget, so that the suite's prompts are computed in pieces.
-    arguments = ("--slots", "24", "--prefill-tokens", "48", "--stream-interval", "0.002", "--context", str(CONTEXT))
-    with embedded_process(pair.old, tmp_path_factory.mktemp("engine"), *arguments) as (address, _):
+    arguments = ("--slots", "24", "--prefill-tokens", "48", "--stream-interval", "0.002")
+    with embedded_process(pair.old, tmp_path_factory.mktemp("engine"), *arguments, context=CONTEXT) as (address, _):
         yield address
 
 
