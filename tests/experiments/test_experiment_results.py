@@ -123,6 +123,7 @@ def test_what_the_page_says_of_real_agents() -> None:
     assert all(more > less for more, less in zip(at["three"], at["codex"], strict=True))  # "in every seed"
     in_codex = sorted(folding.at_budget(run, summary.budget, ["codex"], multi.distinct_of) for run in runs["three"])
     assert in_codex[2] < 0.25 and [round(value, 2) for value in in_codex[3:]] == [0.54, 0.81]
+    assert round(summary.grid["codex"]["codex"].mean, 2) == 0.51
     ends = [folding.rate(run.evals[-1], ["codex"]) for run in runs["codex"]]
     assert (round(min(ends), 2), round(max(ends), 2), round(ends[0], 2)) == (0.28, 0.94, 0.94)
     assert [round(summary.grid["mini"][name].mean, 2) for name in ("mini", "pi")] == [0.89, 0.81]
