@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sandbox_suite import running
 
 from whippletree import sandboxes
 from whippletree.errors import SandboxError
@@ -23,6 +24,7 @@ from whippletree.sandboxes.keeper import Kept
 from whippletree.sandboxes.recipes import Build
 from whippletree.sandboxes.support import find_bwrap
 
+LIMITS = Limits(memory_mb=128, processes=32)
 AWAY = ("127.0.0.1", 9)
 SUPPORT = sandboxes.probe()
 BEST = "process" if SUPPORT.bubblewrap else "bubblewrap"
@@ -35,9 +37,9 @@ def root() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-def box_of(root: Path, name: str, **settings: object) -> sandboxes.Box:
+def box_of(root: Path, name: str, limits: Limits = LIMITS, **settings: object) -> sandboxes.Box:
     config = sandboxes.SandboxConfig(**({"kind": BEST, "root": str(root)} | settings))  # type: ignore[arg-type]
-    return sandboxes.create(config, SandboxSpec(sandbox_id=name, limits=Limits(memory_mb=128, processes=32)), gateway=AWAY)
+    return sandboxes.create(config, SandboxSpec(sandbox_id=name, limits=limits), gateway=AWAY)
 
 
 FAKE_PODMAN = """\
@@ -76,16 +78,20 @@ def test_D28_a_clean_up_command_that_hangs(tmp_path: Path, monkeypatch: pytest.M
     assert calls.left() == []
 
 
-async def test_D28_a_sandbox_whose_keeper_hangs_is_removed_from_outside(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limits", [LIMITS, Limits(memory_mb=0, processes=0)])
+async def test_D28_a_sandbox_whose_keeper_hangs_is_removed_from_outside(
+    root: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits
+) -> None:
+    """With cgroups, where they can be had, and without."""
     monkeypatch.setattr(leftovers, "_LOCK_SECONDS", 0.5)
-    box = box_of(root, "hangs", stop_seconds=0.5)
+    box = box_of(root, "hangs", limits, stop_seconds=0.5)
     await box.start()
     kept = msgspec.json.decode((root / "hangs" / "state.json").read_bytes(), type=Kept)
     os.kill(kept.keeper, signal.SIGSTOP)
     await asyncio.wait_for(box.stop(), 60)
     assert list(root.iterdir()) == []
-    with pytest.raises(ProcessLookupError):
-        os.kill(kept.pid, 0)
+    assert not running(kept.keeper)
+    assert not running(kept.pid)
 
 
 FRAMEWORK = textwrap.dedent(

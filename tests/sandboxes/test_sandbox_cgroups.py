@@ -52,6 +52,27 @@ def test_a_removed_cgroup_takes_its_processes_along() -> None:
     assert cgroups.remove(made, seconds=1.0) is True
 
 
+def test_what_is_frozen_in_a_cgroup_can_be_removed() -> None:
+    """As a snapshot leaves it whose keeper was killed. In version 1 it does not end before it is thawed."""
+    name = f"{cgroups.PREFIX}frozen-{os.getpid()}/inner"
+    made = tuple(path for path in cgroups.every(f"/{name}") if "/freezer/" in path)
+    if not made or not os.access("/sys/fs/cgroup/freezer", os.W_OK):
+        pytest.skip("no freezer of version 1 can be used here")
+    inner = Path(made[0])
+    inner.mkdir(parents=True)
+    with subprocess.Popen(("sleep", "600")) as sleeper:
+        try:
+            (inner / "cgroup.procs").write_text(str(sleeper.pid))
+            (inner / "freezer.state").write_text("FROZEN")
+            assert (inner / "freezer.state").read_text() in ("FROZEN\n", "FREEZING\n")
+            assert cgroups.remove(made, seconds=0.2) is False
+            assert sleeper.poll() is None
+        finally:
+            cgroups.thaw(made)
+            assert cgroups.remove(made, seconds=10.0) is True
+        assert sleeper.wait(timeout=10) == -9
+
+
 def test_a_share_of_cpu_time_is_set() -> None:
     name = f"{cgroups.PREFIX}cpu-{os.getpid()}"
     try:

@@ -17,6 +17,9 @@ from sandbox_suite import NOTHING, left_behind, processes_with, spec_of, until
 from whippletree import sandboxes
 from whippletree.configuration import field_docs
 from whippletree.errors import ConfigurationError, SandboxError
+from whippletree.sandboxes import kernel
+from whippletree.sandboxes.keeper import LOCK, STATE, Kept
+from whippletree.sandboxes.leftovers import remove_left
 
 SUPPORT = sandboxes.probe()
 KINDS = [
@@ -131,6 +134,32 @@ def test_a_keeper_that_is_killed_before_its_sandbox_is_there_leaves_nothing(plac
     assert left_behind(sandbox_root)["folders"] == ["early-0"]
     assert sandboxes.clean(sandboxes.SandboxConfig(root=str(sandbox_root)), "early-").removed == ("early-0",)
     assert left_behind(sandbox_root) == NOTHING
+
+
+def test_a_process_that_has_the_number_of_one_that_ended_is_left_alone(sandbox_root: Path) -> None:
+    """What is on record is of before: of another start, another boot, another PID namespace."""
+    with subprocess.Popen(("sleep", "600")) as other:
+        right = Kept(
+            backend="bubblewrap",
+            keeper=1,
+            pid=other.pid,
+            started=kernel.start_time(other.pid),
+            boot=kernel.boot_id(),
+            namespace=kernel.pid_namespace(),
+        )
+        for wrong in ({"started": right.started - 1}, {"started": 0}, {"boot": "another"}, {"namespace": 1}):
+            assert _removed_as(msgspec.structs.replace(right, **wrong), sandbox_root)
+            assert other.poll() is None
+        assert _removed_as(right, sandbox_root)
+        assert other.wait(timeout=10) == -signal.SIGKILL
+
+
+def _removed_as(kept: Kept, root: Path) -> bool:
+    folder = root / "before"
+    folder.mkdir()
+    (folder / LOCK).touch()
+    (folder / STATE).write_bytes(msgspec.json.encode(kept))
+    return remove_left(folder) and not folder.exists()
 
 
 async def test_a_killed_launcher_is_replaced(sandbox_root: Path) -> None:

@@ -39,12 +39,18 @@ _REQUEST_SECONDS = 1.0
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """What a later controller needs to remove a sandbox whose keeper was killed (state.json in its folder).
 
+    The process `pid` is the one that `started` then, in clock ticks of this `boot`; its number counts in the PID namespace
+    `namespace`. A number alone may be another process's by now.
+
     Example: Kept(backend="bubblewrap", keeper=4710, pid=4711, cgroups=("/sys/fs/cgroup/pids/whippletree-1a2b3c4d-s0-1",))
     """
 
     backend: str
     keeper: int
     pid: int
+    started: int = 0
+    boot: str = ""
+    namespace: int = 0
     token: str = ""
     cgroups: tuple[str, ...] = ()
 
@@ -137,6 +143,9 @@ class Keeper:
             backend=self._request.backend,
             keeper=os.getpid(),
             pid=pid,
+            started=kernel.start_time(pid),
+            boot=kernel.boot_id(),
+            namespace=kernel.pid_namespace(),
             token=self._request.token,
             cgroups=(*self._all_cgroups, *planned),
         )

@@ -5,6 +5,7 @@ Errors are OSError with the call's name. Nothing here changes the calling proces
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -142,6 +143,13 @@ def pid_namespace() -> int:
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
+def boot_id() -> str:
+    """Names the time since the machine started; another after each start. Empty where nothing tells it."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
 def _stat(pid: str, count: int) -> list[bytes]:
     """The first fields of a process's stat behind its name; none when it is gone. Every process of the machine is read at each
     scan, so this opens no Python file."""
@@ -177,6 +185,12 @@ def children_of(*, ended: bool = False) -> dict[int, list[int]]:
         if ended or fields[0] != b"Z":
             children.setdefault(int(fields[1]), []).append(int(entry))
     return children
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since the machine did; 0 when it is gone. With its pid, this is one process."""
+    fields = _stat(str(pid), 20)
+    return int(fields[19]) if len(fields) == 20 else 0
 
 
 def cpu_seconds(pid: int) -> tuple[float, float]:

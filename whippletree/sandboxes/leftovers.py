@@ -9,19 +9,22 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
 
-from whippletree.sandboxes import cgroups
+from whippletree.sandboxes import cgroups, kernel
 from whippletree.sandboxes.config import SandboxConfig, root_of
 from whippletree.sandboxes.keeper import LOCK, STATE, Kept, remove_folder
 from whippletree.sandboxes.process import MARK
 from whippletree.types import Struct
 
 _LOCK_SECONDS = 10.0
+_END_SECONDS = 10.0
 _WATCHERS = (b"conmon", b"podman", b"runc")
 
 
@@ -70,13 +73,16 @@ def remove_left(folder: Path, *, token: str = "") -> bool:
         if not _locked(lock, _LOCK_SECONDS if token else 1.0):
             if not token or kept is None:
                 return False
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(kept.keeper, signal.SIGKILL)
+            _end(kept.keeper, kernel.start_time(kept.keeper))  # it lives: it holds the lock
             if not _locked(lock, _LOCK_SECONDS):
                 return False
         if kept is not None:
+            ours = tuple(path for path in kept.cgroups if cgroups.PREFIX in path)
+            cgroups.thaw(ours)
+            if (kept.boot, kept.namespace) == (kernel.boot_id(), kernel.pid_namespace()):
+                _end(kept.pid, kept.started)
             _kill_marked(folder)
-            cgroups.remove(tuple(path for path in kept.cgroups if cgroups.PREFIX in path), seconds=_LOCK_SECONDS)
+            cgroups.remove(ours, seconds=_LOCK_SECONDS)
         remove_folder(folder)
         return True
     finally:
@@ -103,26 +109,63 @@ def _locked(lock: int, seconds: float) -> bool:
             return True
 
 
+def _end(pid: int, started: int) -> None:
+    """Kill the process `pid` if it is the one that `started` then (clock ticks), and wait until it has ended. With the init of
+    a PID namespace all that is in it has ended then."""
+    with contextlib.suppress(OSError), _process(pid) as process:  # OSError: it has gone
+        if kernel.start_time(pid) == started:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            _wait((process,), time.monotonic() + _END_SECONDS)
+
+
+@contextlib.contextmanager
+def _process(pid: int) -> Iterator[int]:
+    """A pidfd. Raises OSError when there is no such process."""
+    process = os.pidfd_open(pid)
+    try:
+        yield process
+    finally:
+        os.close(process)
+
+
+def _wait(processes: Collection[int], deadline: float) -> None:
+    """Wait until the processes behind these pidfds have ended, at most until that monotonic time."""
+    poll = select.poll()  # not select(), whose descriptors are below 1024
+    for process in processes:
+        poll.register(process, select.POLLIN)
+    left = set(processes)
+    while left and (seconds := deadline - time.monotonic()) > 0:
+        for process, _ in poll.poll(seconds * 1000):
+            poll.unregister(process)
+            left.discard(process)
+
+
 def _kill_marked(folder: Path) -> None:
-    """Kill processes of a sandbox whose keeper was killed: those of a process sandbox carry its name in their environment, and
-    those that watch over a container have its folder in their arguments."""
-    mark = f"{MARK}={folder}".encode()
-    for _ in range(100):
-        found = False
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            try:
-                marked = mark in (entry / "environ").read_bytes().split(b"\0") or _watches(entry, folder)
-            except OSError:
-                continue  # it has ended, or belongs to another user
-            if marked:
-                found = True
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(entry.name), signal.SIGKILL)
+    """Kill processes of a sandbox whose keeper was killed, and wait until they have ended: those of a process sandbox carry its
+    name in their environment, and those that watch over a container have its folder in their arguments."""
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.ExitStack() as stack:
+            found: list[int] = []
+            for entry in Path("/proc").iterdir():
+                if not entry.name.isdigit() or int(entry.name) == os.getpid() or not _belongs(entry, folder):
+                    continue
+                with contextlib.suppress(OSError):  # it has ended
+                    process = stack.enter_context(_process(int(entry.name)))
+                    if _belongs(entry, folder):  # still this one
+                        signal.pidfd_send_signal(process, signal.SIGKILL)
+                        found.append(process)
+            _wait(found, deadline)
         if not found:
             return
-        time.sleep(0.01)
+
+
+def _belongs(entry: Path, folder: Path) -> bool:
+    mark = f"{MARK}={folder}".encode()
+    try:
+        return mark in (entry / "environ").read_bytes().split(b"\0") or _watches(entry, folder)
+    except OSError:
+        return False  # it has ended, or belongs to another user
 
 
 def _watches(entry: Path, folder: Path) -> bool:
