@@ -45,6 +45,16 @@ def test_each_task_is_sampled_as_often_as_asked_under_the_runs_sampling():
     assert not {spec.rollout_id for spec in found} & {spec.rollout_id for spec in specs(step=4, samples=2)}
 
 
+def test_tasks_whose_names_run_together_are_kept_apart():
+    tasks = [
+        Heldout(source="shell", task_id="text-1", task_path="/a", harness="h"),
+        Heldout(source="shell-text", task_id="1", task_path="/b", harness="h"),
+    ]
+    found = evaluation_specs(tasks, step=3, samples=2, sampling=SAMPLING, max_attempts=2)
+    assert len({spec.rollout_id for spec in found}) == 4
+    assert len({spec.group_id for spec in found}) == 2
+
+
 def test_failures_are_counted_apart_and_never_as_wrong_answers(store: SqliteStore):
     endings = {"t0": 1.0, "t1": 0.0, "t2": CauseClass.SANDBOX, "t3": 0.5}
     store.create_rollouts(specs()).result()

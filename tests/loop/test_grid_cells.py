@@ -42,10 +42,26 @@ def test_the_same_grid_plans_the_same_rollouts_and_more_samples_only_add():
 
 def test_a_rollouts_labels_say_which_cell_it_is():
     for place, task in wanted(tasks(2), ["a", "b"], 2):
-        spec = spec_of(place, task, ADAPTERS, tried=1, **FIXED)
+        spec = spec_of(place, task, ADAPTERS, name="n", tried=1, **FIXED)
         assert place_of(spec) == (place, 1)
         assert spec.harness == "mini-swe-agent" and spec.source == f"s.{place.harness}" and spec.purpose == "eval"
     assert place_of(RolloutSpec(rollout_id="x", group_id="g", source="s", task_id="t", task_path="/t", harness="h")) is None
+
+
+def test_cells_whose_names_run_together_are_kept_apart(tmp_path: Path):
+    """Harness "mini" with task "text-1", and harness "mini-text" with task "1"; also when one of them was run before."""
+    first, second = (msgspec.structs.replace(task, task_id=name) for task, name in zip(tasks(2), ("text-1", "1"), strict=True))
+    adapters = {"mini": "mini-swe-agent", "mini-text": "mini-swe-agent"}
+    with open_store(tmp_path / "store", instance="test") as store:
+        alone = to_create(wanted([first], ["mini"], 1), {}, adapters, retry_invalid=False, **FIXED)
+        store.create_rollouts(alone).result()
+        cells = wanted([first, second], list(adapters), 2)
+        more = to_create(cells, latest(store.rollouts()), adapters, retry_invalid=False, **FIXED)
+        store.create_rollouts(more).result()
+        found = store.rollouts()
+        assert len(found) == 8 and set(latest(found)) == {place for place, _ in cells}
+        groups = {(spec.group_id, spec.source, spec.task_id) for spec in more}
+        assert len({group for group, _, _ in groups}) == len(groups) == 4
 
 
 @pytest.mark.parametrize(("count", "limit"), [(10, 3), (3, 10), (7, 0), (1000, 7)])

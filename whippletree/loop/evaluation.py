@@ -21,6 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
+from whippletree.identifiers import joined
 from whippletree.loop.metrics import EvalMetrics, Log, mean, success_rate
 from whippletree.loop.watch import Watch
 from whippletree.protocols import Store
@@ -47,10 +48,11 @@ def evaluation_specs(
     tasks: Sequence[Heldout], *, step: int, samples: int, sampling: Sampling, max_attempts: int
 ) -> list[RolloutSpec]:
     """`samples` rollouts of each held-out task; the group is the task at this step."""
+    names = joined((task.source, task.task_id) for task in tasks)
     return [
         RolloutSpec(
-            rollout_id=f"eval{step:05d}-{task.source}-{task.task_id}-{number:02d}",
-            group_id=f"eval{step:05d}-{task.source}-{task.task_id}",
+            rollout_id=f"eval{step:05d}-{names[task.source, task.task_id]}-{number:02d}",
+            group_id=f"eval{step:05d}-{names[task.source, task.task_id]}",
             source=task.source,
             task_id=task.task_id,
             task_path=task.task_path,

@@ -21,6 +21,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from whippletree.files import write_atomically
+from whippletree.identifiers import joined
 from whippletree.loop.grid.config import run_source
 from whippletree.protocols import Store
 from whippletree.types import Call, ParsedMessage, Rollout, RolloutSpec, Sampling, Struct
@@ -132,15 +133,22 @@ def wanted(tasks: Sequence[GridTask], harnesses: Sequence[str], samples: int) ->
 
 
 def spec_of(
-    place: Place, task: GridTask, adapters: Mapping[str, str], *, sampling: Sampling, max_attempts: int, tried: int = 0
+    place: Place,
+    task: GridTask,
+    adapters: Mapping[str, str],
+    *,
+    name: str,
+    sampling: Sampling,
+    max_attempts: int,
+    tried: int = 0,
 ) -> RolloutSpec:
-    """The rollout of a cell. `adapters`: the harness behind each name of the grid; `tried`: rollouts that it had before."""
-    source = run_source(place.source, place.harness)
+    """The rollout of a cell. `name`: of its task in its harness; `adapters`: the harness behind each name of the grid; `tried`:
+    rollouts that it had before."""
     again = f"-r{tried}" if tried else ""
     return RolloutSpec(
-        rollout_id=f"{source}-{place.task_id}-{place.sample:02d}{again}",
-        group_id=f"{source}-{place.task_id}",
-        source=source,
+        rollout_id=f"{name}-{place.sample:02d}{again}",
+        group_id=name,
+        source=run_source(place.source, place.harness),
         task_id=place.task_id,
         task_path=task.task_path,
         harness=adapters[place.harness],
@@ -186,12 +194,18 @@ def to_create(
     retry_invalid: bool,
 ) -> list[RolloutSpec]:
     """Rollouts that are still to be created: those of new cells, and with `retry_invalid` another of each invalid one."""
+    names = joined(_task_in_harness(place) for place in (*known, *(place for place, _ in cells)))
     specs = []
     for place, task in cells:
         rollout, tries = known.get(place, (None, 0))
         if rollout is None or (retry_invalid and rollout.state == "failed"):
-            specs.append(spec_of(place, task, adapters, sampling=sampling, max_attempts=max_attempts, tried=tries))
+            name = names[_task_in_harness(place)]
+            specs.append(spec_of(place, task, adapters, name=name, sampling=sampling, max_attempts=max_attempts, tried=tries))
     return specs
+
+
+def _task_in_harness(place: Place) -> tuple[str, str]:
+    return run_source(place.source, place.harness), place.task_id
 
 
 def read_cell(store: Store, model: str, place: Place, rollout: Rollout, tries: int, *, passing: float) -> Cell:
