@@ -132,6 +132,25 @@ def test_the_table_is_shown_before_what_cannot_be_written(done: Done, tmp_path: 
         assert f"{layout.directory / name}: Is a directory (a directory is where" in ended.stderr
 
 
+def test_without_matplotlib_a_grid_lacks_its_picture_alone(done: Done, tmp_path: Path):
+    layout = GridLayout(shutil.copytree(done.layout.directory, tmp_path / "g"))
+    for path in (layout.picture, layout.directory / "grid.csv"):
+        path.unlink()
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "matplotlib.py").write_text("raise ModuleNotFoundError('gone', name='matplotlib')")
+    paths = os.pathsep.join((str(tmp_path / "none"), os.environ.get("PYTHONPATH", "")))
+    ended = subprocess.run(
+        command("report", str(layout.directory)),
+        env=environment() | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "no picture: it needs matplotlib (pip install 'whippletree[plots]')" in ended.stdout
+    assert not layout.picture.exists() and (layout.directory / "grid.csv").is_file()
+
+
 def test_only_the_set_that_is_evaluated_has_to_be_named(done: Done, tmp_path: Path):
     config, layout = read_grid(done.layout.directory)
     (source,) = config.sources

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import shutil
 import struct
 import sys
 from dataclasses import replace
@@ -27,7 +28,7 @@ from whippletree.loop.metrics import EvalMetrics, Log
 from whippletree.store import open_store
 from whippletree.types import Sampling
 from whippletree.ui.data import RunData, read_run
-from whippletree.ui.plots import by_depth, make_figure, natural, smooth, title, wilson
+from whippletree.ui.plots import by_depth, make_figure, natural, save, smooth, title, wilson
 from whippletree.ui.report import cell, render, write_report
 
 
@@ -152,10 +153,23 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path):
         write_report(tmp_path)
 
 
-def test_without_matplotlib_the_next_step_is_named(recorded: Layout, monkeypatch: pytest.MonkeyPatch):
+def test_without_matplotlib_the_page_says_what_is_missing(recorded: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    directory = shutil.copytree(recorded.directory, tmp_path / "run")
+    write_report(directory)
+    before = (directory / "report.png").stat()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'whippletree\[train\]'"):
-        write_report(recorded.directory)
+    page, picture = write_report(directory)
+    assert picture is None and (directory / "report.png").stat() == before
+    text = page.read_text(encoding="utf-8")
+    assert "<img" not in text and "pip install &#39;whippletree[plots]&#39;" in text  # not the picture of an earlier report
+
+
+def test_another_missing_module_is_not_taken_for_matplotlib(tmp_path: Path):
+    def make() -> None:
+        raise ModuleNotFoundError("No module named 'x'", name="x")
+
+    with pytest.raises(ModuleNotFoundError, match="'x'"):
+        save(make, tmp_path / "a.png")
 
 
 def test_numbers_are_short_and_small_ones_keep_their_size():

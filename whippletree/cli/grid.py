@@ -36,6 +36,7 @@ from whippletree.loop.grid.running import (
 from whippletree.loop.grid.tables import ALL
 from whippletree.ui.grid import GridView, print_results
 from whippletree.ui.grid_pictures import draw_grid
+from whippletree.ui.plots import NO_PICTURE
 from whippletree.ui.rollout import make_console
 
 
@@ -101,6 +102,6 @@ def _finish(found: Found, layout: GridLayout) -> int:
     write_results(found, layout)
     names = ["grid.csv", "differences.csv", "cells.jsonl", "grid.json"]
     console.out("\n".join(str(layout.directory / name) for name in names))
-    console.out(str(draw_grid(results, layout.picture)))
+    console.out(str(draw_grid(results, layout.picture) or NO_PICTURE))
     blocks = [block for block in results.blocks if block.source == ALL]
     return 0 if all(block.valid == block.cells for block in blocks) else 1

@@ -214,10 +214,11 @@ def _rollouts_shell(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from whippletree.cli.grid import report_grid
     from whippletree.loop.grid.running import GridLayout
+    from whippletree.ui.plots import NO_PICTURE
     from whippletree.ui.report import write_report
 
     if GridLayout(arguments.run_dir).config.is_file():
         return report_grid(arguments.run_dir)
     page, picture = write_report(arguments.run_dir)
-    print(f"{page}\n{picture}")
+    print(f"{page}\n{picture or NO_PICTURE}")
     return 0

@@ -23,8 +23,8 @@ LONGEST = 18  # characters of a name on an axis
 WIDEST_BAR = 0.35
 
 
-def draw_grid(results: Results, path: Path) -> Path:
-    """Write a PNG. Raises ConfigurationError where matplotlib is not installed."""
+def draw_grid(results: Results, path: Path) -> Path | None:
+    """Write a PNG. None where matplotlib is not installed: nothing is written then."""
     return save(lambda: make_figure(results), path)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whippletree.errors import ConfigurationError
 from whippletree.loop.metrics import EvalMetrics
 from whippletree.ui.data import RunData
 
@@ -31,20 +30,23 @@ PARTS = {
     "learner": "update",
     "publish": "publish weights",
 }
+NO_PICTURE = "no picture: it needs matplotlib (pip install 'whippletree[plots]')"
 LEARNER_FROM = 5  # the parts from here on are the learner's own wall time
 
 
-def draw(run: RunData, path: Path) -> Path:
-    """Write a PNG of 1500 × 900 pixels. Raises ConfigurationError where matplotlib is not installed."""
+def draw(run: RunData, path: Path) -> Path | None:
+    """Write a PNG of 1500 × 900 pixels. None where matplotlib is not installed: nothing is written then."""
     return save(lambda: make_figure(run), path)
 
 
-def save(make: Callable[[], Any], path: Path) -> Path:
-    """Write the figure that `make` returns as a PNG. Raises ConfigurationError where matplotlib is not installed."""
+def save(make: Callable[[], Any], path: Path) -> Path | None:
+    """Write the figure that `make` returns as a PNG. None where matplotlib is not installed: nothing is written then."""
     try:
         figure = make()
     except ModuleNotFoundError as error:
-        raise ConfigurationError(f"no picture can be drawn: {error}", "pip install 'whippletree[train]'") from error
+        if error.name is None or error.name.partition(".")[0] != "matplotlib":
+            raise
+        return None
     figure.savefig(path)
     return path
 

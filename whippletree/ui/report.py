@@ -22,7 +22,7 @@ from whippletree.store import open_store
 from whippletree.types import Rollout
 from whippletree.ui.conversation import Turn, conversation, printable
 from whippletree.ui.data import RunData, read_run
-from whippletree.ui.plots import draw
+from whippletree.ui.plots import NO_PICTURE, draw
 
 COLUMNS = {
     "step": "update",
@@ -53,26 +53,29 @@ class Example:
     turns: list[Turn]
 
 
-def write_report(directory: Path) -> tuple[Path, Path]:
-    """Write both files into the run directory and return their paths (HTML, PNG).
+def write_report(directory: Path) -> tuple[Path, Path | None]:
+    """Write both files into the run directory and return their paths (HTML, PNG); the page alone where matplotlib is not
+    installed.
 
     Raises ConfigurationError where there is no run, StoreError when its record cannot be read.
     """
     run = read_run(directory)
     picture = draw(run, directory / "report.png")
     path = directory / "report.html"
-    write_atomically(path, render(run).encode())
+    write_atomically(path, render(run, picture.name if picture else "").encode())
     return path, picture
 
 
-def render(run: RunData) -> str:
-    """The page."""
+def render(run: RunData, picture: str = "report.png") -> str:
+    """The page. `picture`: name of the file beside it; empty where there is none."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     source = resources.files("whippletree.ui").joinpath("report.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(source).render(
         name=printable(run.directory.name),
         directory=printable(str(run.directory)),
         lead=lead(run),
+        picture=picture,
+        without=NO_PICTURE,
         cards=cards(run),
         examples=_examples(run),
         columns=list(COLUMNS.values()),
