@@ -132,16 +132,22 @@ def test_the_table_is_shown_before_what_cannot_be_written(done: Done, tmp_path: 
         assert f"{layout.directory / name}: Is a directory (a directory is where" in ended.stderr
 
 
+def without(directory: Path, *modules: str) -> dict[str, str]:
+    """The environment of processes that do not find these modules."""
+    directory.mkdir()
+    for name in modules:
+        (directory / f"{name}.py").write_text(f"raise ModuleNotFoundError('not installed', name={name!r})")
+    found = environment()
+    return found | {"PYTHONPATH": os.pathsep.join((str(directory), found["PYTHONPATH"]))}
+
+
 def test_without_matplotlib_a_grid_lacks_its_picture_alone(done: Done, tmp_path: Path):
     layout = GridLayout(shutil.copytree(done.layout.directory, tmp_path / "g"))
     for path in (layout.picture, layout.directory / "grid.csv"):
         path.unlink()
-    (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "matplotlib.py").write_text("raise ModuleNotFoundError('gone', name='matplotlib')")
-    paths = os.pathsep.join((str(tmp_path / "none"), os.environ.get("PYTHONPATH", "")))
     ended = subprocess.run(
         command("report", str(layout.directory)),
-        env=environment() | {"PYTHONPATH": paths},
+        env=without(tmp_path / "hidden", "matplotlib"),
         capture_output=True,
         text=True,
         check=False,
@@ -149,6 +155,24 @@ def test_without_matplotlib_a_grid_lacks_its_picture_alone(done: Done, tmp_path:
     assert ended.returncode == 0, ended.stderr
     assert "no picture: it needs matplotlib (pip install 'whippletree[plots]')" in ended.stdout
     assert not layout.picture.exists() and (layout.directory / "grid.csv").is_file()
+
+
+def test_a_chat_api_is_evaluated_by_the_core_alone(tmp_path: Path):
+    """As the core is installed: without what trains and draws."""
+    world = write_world(tmp_path / "world")
+    hidden = without(tmp_path / "hidden", "torch", "transformers", "safetensors", "pyarrow", "matplotlib", "peft")
+    file = tmp_path / "grid.toml"
+    with threaded_chat(fine) as api:
+        file.write_text(grid_text(world, harnesses=[("works", WORKS)], models=hosted(api.url), samples=1))
+        ended = subprocess.run(
+            command("eval", "--plain", str(file), "--run-dir", str(tmp_path / "g")),
+            env=hidden,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "4/4" in ended.stdout and "no picture" in ended.stdout
 
 
 def test_only_the_set_that_is_evaluated_has_to_be_named(done: Done, tmp_path: Path):
