@@ -53,7 +53,9 @@ async def test_a_harness_that_keeps_the_contract_passes_in_every_point_that_appl
     assert {point for point, grade in grades.items() if grade == "not applicable"} == absent, as_text(report)
     assert {point for point, grade in grades.items() if grade == "differs"} == {"context overflow"}
     assert report.facts == checked(Small.facts) and report.sandbox == "bubblewrap" and report.launch == "process"
-    assert report.measured.cpu_seconds > 0 and report.measured.peak_mb > 0
+    assert report.measured.cpu_seconds > 0
+    assert (report.measured.peak_mb is None) is bool(sandboxes.probe().cgroups), as_text(report)
+    assert report.measured.peak_mb != 0
     assert list(place.glob("whippletree-check-*")) == []
     kept = {path.name for path in (tmp_path / "kept" / "plain").rglob("*")}
     assert {"agent.log", "account.json", "store"} <= kept

@@ -103,6 +103,9 @@ def test_processes_that_are_left_fail() -> None:
     run.began, run.first_request = 10.0, 11.25
     assert graded(run)["clean exit"].grade == "FAIL"
     assert measured(run) == msgspec.structs.replace(measured(None), start_seconds=1.25, cpu_seconds=1.5, peak_mb=3)
+    assert graded(run)["cost"].seen == "1.2 s to the first request, 1.5 CPU-seconds, 3 MiB"
+    run.usage = msgspec.structs.replace(run.usage, memory_peak_bytes=None)  # no cgroup counts it
+    assert graded(run)["cost"].seen == "1.2 s to the first request, 1.5 CPU-seconds, memory not counted"
 
 
 def test_where_the_network_cannot_be_seen_the_point_is_not_applicable() -> None:

@@ -329,7 +329,8 @@ def _mentions(run: Run, token: str) -> bool:
 def _cost(seen: Seen) -> Line:
     def look(run: Run) -> Line:
         found = measured(run)
-        words = f"{found.start_seconds:.1f} s to the first request, {found.cpu_seconds:.1f} CPU-seconds, {found.peak_mb} MiB"
+        memory = "memory not counted" if found.peak_mb is None else f"{found.peak_mb} MiB"
+        words = f"{found.start_seconds:.1f} s to the first request, {found.cpu_seconds:.1f} CPU-seconds, {memory}"
         return Line(point="cost", grade="pass", seen=words)
 
     return seen.of("cost", "plain", look)

@@ -84,7 +84,8 @@ def page(reports: Sequence[Report]) -> str:
     ]
     for report in reports:
         cost = report.measured
-        told.append(f"| {report.harness} | {cost.start_seconds:.1f} | {cost.cpu_seconds:.1f} | {cost.peak_mb} |")
+        memory = "–" if cost.peak_mb is None else cost.peak_mb
+        told.append(f"| {report.harness} | {cost.start_seconds:.1f} | {cost.cpu_seconds:.1f} | {memory} |")
     for report in reports:
         told += ["", f"## {report.harness} {report.version}", "", f"Launched as {report.launch}, in {report.sandbox}.", ""]
         told += [

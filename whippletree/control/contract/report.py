@@ -30,14 +30,15 @@ class Line(Struct):
 
 
 class Measured(Struct):
-    """What one plain run took: seconds until its first request, CPU-seconds in all, most memory held in MiB.
+    """What one plain run took: seconds until its first request, CPU-seconds in all, most memory held in MiB (None where
+    nothing here counts it).
 
     Example: Measured(start_seconds=1.2, cpu_seconds=2.3, peak_mb=365)
     """
 
     start_seconds: float = 0.0
     cpu_seconds: float = 0.0
-    peak_mb: int = 0
+    peak_mb: int | None = None
 
 
 class Report(Struct):

@@ -83,8 +83,12 @@ def measured(run: Run | None) -> Measured:
     if run is None or run.usage is None:
         return Measured()
     start = max(0.0, run.first_request - run.began) if run.first_request is not None else 0.0
-    peak = run.usage.memory_peak_bytes or 0
-    return Measured(start_seconds=round(start, 2), cpu_seconds=round(run.usage.cpu_seconds, 2), peak_mb=peak >> 20)
+    peak = run.usage.memory_peak_bytes
+    return Measured(
+        start_seconds=round(start, 2),
+        cpu_seconds=round(run.usage.cpu_seconds, 2),
+        peak_mb=None if peak is None else peak >> 20,
+    )
 
 
 def main_nodes(run: Run) -> list[Node]:
