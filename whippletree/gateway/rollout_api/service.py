@@ -67,6 +67,7 @@ MODEL_REQUEST = "model_request"  # kind of the events that stand for calls
 WORKER = "api"  # who runs a rollout, where nobody says so
 FOLLOW_PAUSE = 0.5  # seconds
 LEASE_PAUSE = 1.0  # seconds between looks for leases that ran out
+STANDSTILL = 1.0  # seconds that a look may be late; later, and nobody could have been heard meanwhile
 CANCEL_PAGE = 1000  # rollouts of a group that are cancelled at once
 
 
@@ -238,12 +239,18 @@ class RolloutService:
 
     async def keep_leases(self) -> None:
         """Renew the leases of attempts whose calls are under way here, and end those that have run out anywhere, until
-        cancelled. A lease that could not be renewed, because no gateway was there, has its whole time again."""
+        cancelled. A lease that could not be renewed, because no gateway was there or this one stood still, has its whole time
+        again."""
         while True:
-            await asyncio.sleep(max(LOOKS[1], min(LEASE_PAUSE, self._gateway.shortest_lease / 8)))
+            pause = max(LOOKS[1], min(LEASE_PAUSE, self._gateway.shortest_lease / 8))
+            due = time.monotonic() + pause
+            await asyncio.sleep(pause)
             try:
                 await self._gateway.renew_leases()
-                served = time.monotonic() - self._since
+                now = time.monotonic()
+                if now > due + STANDSTILL:
+                    self._since = now
+                served = now - self._since
                 for lost in await asyncio.to_thread(self._store.end_lapsed, served):
                     logger.warning("%s attempt %d: %s", lost.rollout_id, lost.attempt, lost.cause and lost.cause.message)
                     key = AttemptKey(rollout_id=lost.rollout_id, attempt=lost.attempt)
