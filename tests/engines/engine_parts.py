@@ -46,7 +46,7 @@ def build(directory: Path, kind: str, seed: int, **changes: Any) -> str:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": 8192,
         "initializer_range": 0.15,
         "bos_token_id": None,
         "eos_token_id": None,

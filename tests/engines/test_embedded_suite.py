@@ -12,7 +12,7 @@ from whippletree.engines.embedded.client import EmbeddedEngine
 from whippletree.protocols import Engine
 from whippletree.types import WeightUpdate
 
-CONTEXT = 2048
+CONTEXT = 8192
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -12,6 +14,7 @@ from engine_parts import Models, make_core, make_sequence
 from suite import prompt_of
 
 from whippletree.engines.embedded.core import EngineCore
+from whippletree.engines.embedded.sequence import Sequence as EngineSequence
 from whippletree.engines.embedded.weights import Weights
 from whippletree.engines.embedded.worker import EngineWorker, Mailbox
 from whippletree.errors import EngineError, RequestError
@@ -39,7 +42,7 @@ async def letters(mailbox: Mailbox) -> list[TokenChunk | EngineError]:
     """Everything up to the end of a request."""
     got: list[TokenChunk | EngineError] = []
     while True:
-        letter = await asyncio.wait_for(mailbox.get(), 20)
+        letter = await asyncio.wait_for(mailbox.get(), 60)
         got.append(letter)
         if isinstance(letter, EngineError) or letter.finish_reason is not None:
             return got
@@ -81,7 +84,7 @@ async def test_orders_that_the_dying_thread_left_behind_fail(worker: EngineWorke
         raise ValueError("broken on purpose")
 
     results = await asyncio.wait_for(
-        asyncio.gather(worker.call(crash), worker.pause(), worker.resume(), return_exceptions=True), 20
+        asyncio.gather(worker.call(crash), worker.pause(), worker.resume(), return_exceptions=True), 60
     )
     assert all(isinstance(result, EngineError) for result in results)
     assert "broken on purpose" in str(results[0])
@@ -98,10 +101,25 @@ async def test_a_failed_load_changes_nothing(worker: EngineWorker) -> None:
     assert len(await letters(await worker.submit(make_sequence("r", prompt_of(5), max_tokens=3)))) >= 1
 
 
-async def test_while_paused_nothing_is_lost_and_abort_works(worker: EngineWorker) -> None:
+async def test_while_paused_nothing_is_lost_and_abort_works(
+    worker: EngineWorker, core: EngineCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, steps, go = core.step, itertools.count(1), threading.Event()
+
+    def halting() -> list[EngineSequence]:
+        if next(steps) == 9:  # in the middle of both, until the pause has been asked for
+            assert go.wait(60)
+        return step()
+
+    monkeypatch.setattr(core, "step", halting)
+    await worker.pause()
     kept = await worker.submit(make_sequence("kept", prompt_of(5, 1), max_tokens=30))
     ended = await worker.submit(make_sequence("ended", prompt_of(5, 2), max_tokens=100))
-    await worker.pause()
+    await worker.resume()
+    pausing = asyncio.create_task(worker.pause())
+    await asyncio.sleep(0)
+    go.set()
+    await pausing
     worker.abort("ended")
     last = (await letters(ended))[-1]
     assert isinstance(last, TokenChunk)

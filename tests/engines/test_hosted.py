@@ -137,7 +137,7 @@ async def test_a_stream_that_stays_open_after_its_finish_is_not_waited_for(monke
     upstream = Upstream(HELLO.removesuffix(b"data: [DONE]\n\n"), hang=True)
     async with hosted(upstream) as engine:
         assert message_of(await chunks_of(engine)).content == "hello"
-        await asyncio.wait_for(upstream.gone.wait(), 5)
+        await asyncio.wait_for(upstream.gone.wait(), 60)
 
 
 async def test_closing_the_iterator_closes_the_connection() -> None:
@@ -147,7 +147,7 @@ async def test_closing_the_iterator_closes_the_connection() -> None:
         await anext(chunks)
         assert not upstream.gone.is_set()
         await chunks.aclose()
-        await asyncio.wait_for(upstream.gone.wait(), 5)
+        await asyncio.wait_for(upstream.gone.wait(), 60)
 
 
 # --- failures ---

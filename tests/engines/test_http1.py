@@ -45,6 +45,26 @@ async def server(handle: Handler) -> AsyncIterator[Served]:
         listening.close()
 
 
+class Clock:
+    """The running loop's clock, which stands still but for what a test adds to it."""
+
+    def __init__(self) -> None:
+        self.now = asyncio.get_running_loop().time()
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: made.now)
+    return made
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for the other side, by any clock; the test's own time limit ends a wait in vain."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
 async def request_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     """Head and body of the next request."""
     head = await reader.readuntil(b"\r\n\r\n")
@@ -183,7 +203,7 @@ async def test_bytes_that_come_while_nothing_is_asked_close_the_connection() -> 
     async with server(handle) as served:
         pool = served.pool()
         assert await (await ask(pool)).rest() == b"one"
-        await asyncio.sleep(0.15)
+        await until(lambda: served.lost == 1)
         assert await (await ask(pool)).rest() == b"one"
         pool.close()
     assert served.connections == 2
@@ -227,25 +247,33 @@ async def test_only_a_kept_connection_that_said_nothing_is_unanswered() -> None:
     assert served.connections == 2
 
 
-async def test_silence_ends_a_request_and_bytes_put_it_off() -> None:
+async def test_silence_ends_a_request_and_bytes_put_it_off(clock: Clock) -> None:
+    go = asyncio.Queue[bytes]()
+
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request_of(reader)
         writer.write(CHUNKED)
-        for _ in range(6):
-            await asyncio.sleep(0.1)
-            writer.write(b"1\r\nx\r\n")
+        while piece := await go.get():
+            writer.write(piece)
         await reader.read()
 
     async with server(handle) as served:
         pool = served.pool()
         reply = await ask(pool, silence=0.4)
-        got = b""
+        for _ in range(6):
+            clock.now += 0.3
+            go.put_nowait(b"1\r\nx\r\n")
+            assert await reply.read() == b"x"
+        go.put_nowait(b"")
+        clock.now += 0.3
+        waiting = asyncio.create_task(reply.read())
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        clock.now += 0.2
         with pytest.raises(HttpFailure, match=r"nothing came for 0\.4 s"):
-            while True:
-                got += await reply.read()
-        assert got == b"xxxxxx"
-        await asyncio.sleep(0.05)
-        assert served.lost == 1
+            await waiting
+        await until(lambda: served.lost == 1)
         pool.close()
 
 
@@ -259,8 +287,7 @@ async def test_closing_ends_the_wait_and_the_servers_side() -> None:
         reply.close()
         with pytest.raises(HttpFailure, match="was ended"):
             await waiting
-        await asyncio.sleep(0.05)
-        assert served.lost == 1
+        await until(lambda: served.lost == 1)
         reply.close()  # again: nothing happens
         pool.close()
 
@@ -288,13 +315,16 @@ async def test_a_slow_reader_makes_the_server_wait() -> None:
         pool.close()
 
 
-async def test_an_idle_connection_is_kept_for_so_long() -> None:
+async def test_an_idle_connection_is_kept_for_so_long(clock: Clock) -> None:
     async with server(answering(*[whole(b"x")] * 5)) as served:
         pool = served.pool(keep=0.2)
         await (await ask(pool)).rest()
+        clock.now += 0.15
+        await (await ask(pool)).rest()
+        clock.now += 0.15
         await (await ask(pool)).rest()
         assert served.connections == 1
-        await asyncio.sleep(0.3)
+        clock.now += 0.3
         await (await ask(pool)).rest()
         assert served.connections == 2
         pool.close()
@@ -308,8 +338,7 @@ async def test_closing_the_pool_ends_everything() -> None:
         for reply in replies:
             with pytest.raises(HttpFailure):
                 await reply.read()
-        await asyncio.sleep(0.05)
-        assert served.lost == 3
+        await until(lambda: served.lost == 3)
 
 
 @pytest.mark.parametrize("host", ["x" * 70 + ".invalid", "host.invalid"])

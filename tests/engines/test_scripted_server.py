@@ -58,13 +58,13 @@ def process(directory: Path, *arguments: str) -> Iterator[str]:
         yield f"http://{address['host']}:{address['port']}"
     finally:
         child.terminate()
-        assert child.wait(20) == 0
+        assert child.wait(60) == 0
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     faults = '{"token_seconds": 0.001}'
-    arguments = ("--vocabulary", "256", "--context", "2048", "--faults", faults)
+    arguments = ("--vocabulary", "256", "--context", "8192", "--faults", faults)
     with process(tmp_path_factory.mktemp("scripted"), *arguments) as address:
         yield address
 
@@ -82,7 +82,7 @@ async def engine(url: str, served: Served) -> AsyncIterator[Engine]:
 
 @pytest.fixture
 def served() -> Served:
-    return Served(vocabulary=256, context=2048, old="old", new="new", tolerance=1e-6)
+    return Served(vocabulary=256, context=8192, old="old", new="new", tolerance=1e-6)
 
 
 class TestScriptedProcessSuite(EngineSuite):
@@ -240,6 +240,15 @@ def test_every_setting_is_an_option_and_a_wrong_one_is_named(capsys: pytest.Capt
         assert wrong[0].lstrip("-") in capsys.readouterr().err
     assert main(["--script", "/nowhere.json"]) == 1
     assert capsys.readouterr().err.startswith("error: engine.script /nowhere.json")
+
+
+def test_a_signal_that_comes_with_the_ready_file_ends_it_in_order(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from whippletree.engines import process, scripted_server\n"
+        "process.write_json = lambda path, ready: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.exit(scripted_server.main(['--ready-file', sys.argv[1]]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "ready.json")], timeout=60, check=False).returncode == 0
 
 
 async def test_many_streams_at_once_are_answered(url: str) -> None:

@@ -98,12 +98,12 @@ async def test_a_kept_connection_that_was_closed_is_tried_once_more(times: int) 
 
     async with serving(handle) as url:
         http = Transport("engine", url)
-        await http.request("POST", "/", seconds=5)
+        await http.request("POST", "/", seconds=60)
         if times == 1:
-            assert await http.request("POST", "/", seconds=5) == b"{}"
+            assert await http.request("POST", "/", seconds=60) == b"{}"
         else:
             with pytest.raises(EngineUnavailable):
-                await http.request("POST", "/", seconds=5)
+                await http.request("POST", "/", seconds=60)
         await http.close()
 
 
@@ -127,11 +127,11 @@ async def test_ending_a_request_closes_it_before_and_after_its_headers() -> None
     await site.start()
     http, running = Transport("engine", f"http://127.0.0.1:{runner.addresses[0][1]}"), Running()
     going = asyncio.create_task(stream_of(http, running))
-    await asyncio.wait_for(arrived.wait(), 5)
+    await asyncio.wait_for(arrived.wait(), 60)
     running.end()
     with pytest.raises(EngineUnavailable, match="aborted"):
         await going
-    await asyncio.wait_for(gone.wait(), 5)
+    await asyncio.wait_for(gone.wait(), 60)
     await http.close()
     await runner.cleanup()
 

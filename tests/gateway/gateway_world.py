@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,25 @@ async def until(condition: Callable[[], object]) -> None:
     """Wait until `condition()` holds; the test's own time limit ends a wait in vain."""
     while not condition():
         await asyncio.sleep(0.01)
+
+
+class Halting(ScriptedEngine):
+    """Stands still once a turn has so many tokens, the first time; `resume` lets it go on."""
+
+    def __init__(self, *given: Any, halt_after: int, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self.halted = asyncio.Event()
+        self._halt_after = halt_after
+
+    async def generate(self, request: Any) -> Any:
+        count = 0
+        async with aclosing(super().generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                count += len(chunk.token_ids)
+                if count >= self._halt_after and not self.halted.is_set():
+                    await self.pause()
+                    self.halted.set()
 
 
 @contextmanager

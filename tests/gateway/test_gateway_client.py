@@ -31,7 +31,7 @@ def unused_port():
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        yield probe.getsockname()[1]  # nobody else gets it, and it does not listen
 
 
 def test_an_address_that_is_none_is_refused():

@@ -63,7 +63,7 @@ async def test_a_whole_reply_that_fails_after_it_began_drops_the_connection_and_
 
 async def test_a_whole_reply_that_fails_at_once_is_a_plain_error(make_world):
     async with (
-        make_world(lambda prompt: "hello", faults=Faults(broken=1), whole_keepalive=5.0) as world,
+        make_world(lambda prompt: "hello", faults=Faults(broken=1), whole_keepalive=60.0) as world,
         world.http.post(address(world), json=BODY) as response,
     ):
         assert (response.status, response.content_type) == (502, "application/json")

@@ -267,7 +267,7 @@ async def test_what_is_no_request_at_all(make_world, caplog):
             writer.write(data)
             await writer.drain()
             writer.write_eof()
-            answer = await asyncio.wait_for(reader.read(), 10)
+            answer = await asyncio.wait_for(reader.read(), 60)
             writer.close()
             status = re.match(rb"HTTP/1\.[01] (\d+)", answer)
             assert not answer or (status and int(status[1]) < 500), (data[:60], answer[:200])

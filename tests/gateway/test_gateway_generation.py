@@ -1,6 +1,8 @@
 """Sampling across failures: unavailable engines, broken streams, another replica, nonsense from an engine."""
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -109,11 +111,16 @@ async def test_a_call_that_waits_for_an_engine_when_its_attempt_is_sealed_is_tol
         waiting.cancel()
 
 
-async def test_time_spent_held_does_not_count_as_waiting_for_an_engine(make_world):
-    async with make_world(lambda prompt: "hello", faults=Faults(unavailable=2), engine_wait_limit=5.0) as world:
+async def test_time_spent_held_does_not_count_as_waiting_for_an_engine(make_world, monkeypatch):
+    ahead = 0.0
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + ahead)
+    monkeypatch.setattr("whippletree.gateway.generation.time", clock)
+    async with make_world(lambda prompt: "hello", faults=Faults(unavailable=2), engine_wait_limit=60.0) as world:
         await world.control.hold_async()
         pending = asyncio.create_task(world.chat([user("go")]))
-        await asyncio.sleep(0.3)
+        while (await world.control.status_async()).waiting != 1:
+            await asyncio.sleep(0.01)
+        ahead = 1000.0
         await world.control.release_async()
         assert (await pending)[0] == 200
 

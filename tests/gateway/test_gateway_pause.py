@@ -3,7 +3,7 @@
 import asyncio
 
 import numpy as np
-from gateway_world import user
+from gateway_world import until, user
 
 from whippletree.engines.scripted import Faults, ScriptedEngine
 from whippletree.types import Sampling, VersionSpan, WeightUpdate
@@ -28,7 +28,10 @@ async def under_way(direct, tokens, count=1):
 async def test_running_turns_are_ended_and_go_on_under_the_new_weights(make_direct):
     engine = ScriptedEngine(endless, vocabulary=420, context=4096, faults=Faults(token_seconds=0.005))
     async with make_direct(engines=[engine], sampling=Sampling(max_tokens=40, seed=3)) as direct:
+        await engine.pause()
         asked = [asyncio.create_task(direct.ask([user(f"go {number}")])) for number in range(4)]
+        await until(lambda: len(engine._running) == 4)  # so that none is at its end when another begins
+        await engine.resume()
         await under_way(direct, 3, 4)
         report = await direct.gateway.hold(0.01, abort=True)
         assert (report.held, report.in_flight, report.waiting) == (True, 0, 4)

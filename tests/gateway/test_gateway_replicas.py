@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gateway_world import until
 
 from whippletree.engines.config import Faults
 from whippletree.engines.scripted import ScriptedEngine
@@ -62,11 +63,11 @@ def ready(replica: Replica) -> None:
     replica.breaker = replace(replica.breaker, until=0.0)
 
 
-async def until(condition: Any) -> None:
-    limit = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < limit
-        await asyncio.sleep(0.01)
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The moment at which the replicas' clock stands still, in seconds."""
+    monkeypatch.setattr("whippletree.gateway.replicas.time", SimpleNamespace(monotonic=lambda: 1000.0))
+    return 1000.0
 
 
 # --- registering ---
@@ -151,25 +152,26 @@ async def test_what_a_probe_found_is_recorded_with_the_calls(make_world: Any) ->
 # --- failing ---
 
 
-async def test_a_failed_replica_is_left_alone_longer_and_longer_but_at_most_a_second() -> None:
+async def test_a_failed_replica_is_left_alone_longer_and_longer_but_at_most_a_second(now: float) -> None:
     async with replicas_of(ScriptedEngine()) as replicas:
         pauses = []
         for _ in range(4):
             ready(replicas.all[0])
             await fail(replicas)
-            pauses.append(replicas.all[0].down_until - time.monotonic())
+            pauses.append(replicas.all[0].down_until - now)
         assert pauses[0] < pauses[1] < pauses[2] < pauses[3] <= 1.0
         with pytest.raises(EngineUnavailable, match="no engine answers: scripted: gone"):
             async with replicas.chosen(CALL):
                 pytest.fail("a replica that is down was chosen")
 
 
-async def test_what_a_busy_engine_asks_for_is_kept() -> None:
+async def test_what_a_busy_engine_asks_for_is_kept(now: float) -> None:
     async with replicas_of(ScriptedEngine()) as replicas:
         await fail(replicas, retry_after=30.0)
-        assert 29.0 < replicas.all[0].down_until - time.monotonic() <= 30.0
+        assert replicas.all[0].down_until - now == 30.0
 
 
+@pytest.mark.usefixtures("now")
 async def test_another_replica_takes_over_and_the_rollout_comes_back_to_neither_that_is_down() -> None:
     async with replicas_of(ScriptedEngine(name="a"), ScriptedEngine(name="b")) as replicas:
         async with replicas.chosen(RoutedCall(rollout_id="r0", preferred=0)) as replica:
@@ -219,6 +221,7 @@ async def test_a_cancelled_trial_leaves_room_for_the_next_and_a_failed_one_opens
         assert replica.breaker.openings == 2
 
 
+@pytest.mark.usefixtures("now")
 async def test_a_router_may_be_given_and_cannot_send_a_call_to_a_replica_that_is_down() -> None:
     class Last:
         """The last replica, whatever is wrong with it."""

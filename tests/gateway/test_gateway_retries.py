@@ -2,10 +2,11 @@
 
 import asyncio
 
-from gateway_world import SECRET, until, user
+from gateway_world import SECRET, Halting, slow_disk, until, user
 
 from whippletree.engines.scripted import Faults
 from whippletree.gateway.keys import mint
+from whippletree.gateway.live import LiveCall
 from whippletree.types import Sampling
 
 
@@ -39,20 +40,23 @@ async def test_a_retry_of_a_delivered_request_is_told_the_same_reply(make_world)
         assert fresh[1]["choices"][0]["message"]["content"] == "two"
 
 
-async def test_a_reply_that_nobody_took_is_told_to_the_retry(make_world):
+async def test_a_reply_that_nobody_took_is_told_to_the_retry(make_world, monkeypatch):
     """The client goes away while the call is being recorded: the reply is complete, and not delivered."""
+    leave, left = LiveCall.leave, asyncio.Event()
+
+    def note(live, linger=0.0):
+        leave(live, linger)
+        left.set()
+
+    monkeypatch.setattr(LiveCall, "leave", note)
     async with make_world(["one"], faults=Faults(token_seconds=0.01)) as world:
-        record, recording = world.store.record_call, asyncio.Event()
-
-        def note(call, payload):
-            recording.set()
-            return record(call, payload)
-
-        world.store.record_call = note
-        first = asyncio.create_task(world.chat([user("go")]))
-        await recording.wait()
-        first.cancel()
-        await until(world.calls)
+        with slow_disk(world.store) as (asked, may_record):
+            first = asyncio.create_task(world.chat([user("go")]))
+            await asked.wait()
+            first.cancel()
+            await left.wait()  # the gateway has seen it go
+            may_record.set()
+            await until(world.calls)
         status, reply = await world.chat([user("go")])
         assert (status, reply["choices"][0]["message"]["content"]) == (200, "one")
         assert len(world.calls()) == 1
@@ -62,11 +66,13 @@ async def test_a_reply_that_nobody_took_is_told_to_the_retry(make_world):
 
 async def test_a_retry_of_a_call_that_was_cut_short_goes_on_with_it(make_world):
     """Sampling it anew would favour short replies: long ones are the ones that clients give up on."""
-    async with make_world(None, sampling=Sampling(max_tokens=30, seed=1), faults=Faults(token_seconds=0.01)) as world:
+    engine = Halting(None, vocabulary=420, context=4096, halt_after=7)
+    async with make_world(engines=[engine], sampling=Sampling(max_tokens=30, seed=1)) as world:
         first = asyncio.create_task(world.chat([user("go")]))
-        await asyncio.sleep(0.15)
+        await engine.halted.wait()
         first.cancel()
         await until(world.calls)
+        await engine.resume()
         (cut,) = world.calls()
         assert (cut.finish_reason, cut.delivered) == ("abort", False)
         assert 0 < cut.sampled_tokens < 30

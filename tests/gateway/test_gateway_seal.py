@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from gateway_world import user
+from gateway_world import Halting, user
 
-from whippletree.engines.scripted import Faults, ScriptedEngine
+from whippletree.engines.scripted import Faults
 from whippletree.errors import RequestError
 from whippletree.types import Sampling, WeightUpdate
 
@@ -16,10 +16,16 @@ async def under_way(world, count=1):
 
 
 async def test_a_hold_drains_and_the_held_harness_notices_only_a_slow_answer(make_world):
-    async with make_world(lambda prompt: "hello", faults=Faults(token_seconds=0.02)) as world:
+    async with make_world(lambda prompt: "hello") as world:
+        await world.engines[0].pause()
         running = asyncio.create_task(world.chat([user("go")]))
         await under_way(world)
-        report = await world.control.hold_async()
+        holding = asyncio.create_task(world.control.hold_async())
+        while not (await world.control.status_async()).held:
+            await asyncio.sleep(0.01)
+        assert not holding.done()
+        await world.engines[0].resume()
+        report = await holding
         assert (report.held, report.in_flight) == (True, 0)
         assert (await running)[0] == 200
         waiting = asyncio.create_task(world.chat([user("go on")]))
@@ -43,23 +49,23 @@ async def test_a_hold_with_a_limit_says_how_many_still_run(make_world):
 async def test_a_call_that_the_engine_ended_during_a_hold_goes_on_after_the_release(make_world):
     """Partial rollouts: hold, abort in the engine, new weights, release; the harness gets one whole reply."""
 
-    class Watched(ScriptedEngine):
+    class Watched(Halting):
         async def generate(self, request):
             asked.append(request.request_id)
             async for chunk in super().generate(request):
                 yield chunk
 
     asked = []
-    engine = Watched(None, vocabulary=420, context=4096, faults=Faults(token_seconds=0.01))
+    engine = Watched(None, vocabulary=420, context=4096, halt_after=7)
     async with make_world(engines=[engine], sampling=Sampling(max_tokens=30, seed=5)) as world:
         pending = asyncio.create_task(world.chat([user("go")]))
-        await under_way(world)
-        await asyncio.sleep(0.1)
+        await engine.halted.wait()
         held = asyncio.create_task(world.control.hold_async())
         while not (await world.control.status_async()).held:
             await asyncio.sleep(0.01)
         await engine.abort(asked[-1])
         assert (await held).in_flight == 0
+        await engine.resume()
         await engine.update_weights(WeightUpdate(directory="/new", policy_version=1))
         await world.control.release_async()
         status, reply = await pending
@@ -83,22 +89,25 @@ async def test_a_sealed_attempt_takes_no_calls_and_its_counts_stand(make_world):
 
 
 async def test_a_seal_waits_for_the_calls_in_flight(make_world):
-    async with make_world(["slow answer"], faults=Faults(token_seconds=0.01)) as world:
+    async with make_world(["slow answer"]) as world:
+        await world.engines[0].pause()
         pending = asyncio.create_task(world.chat([user("go")]))
         await under_way(world)
-        report = await world.control.seal_async("r0", 1)
+        sealing = asyncio.create_task(world.control.seal_async("r0", 1))
+        await asyncio.sleep(0.1)
+        assert not sealing.done()
+        await world.engines[0].resume()
+        report = await sealing
         assert report.calls == 1
         assert (await pending)[0] == 200
         assert world.calls()[0].finish_reason == "stop"
 
 
 async def test_a_seal_cancels_at_its_limit_and_records_what_was_sampled(make_world):
-    async with make_world(
-        lambda prompt: "word " * 300, faults=Faults(token_seconds=0.02), sampling=Sampling(max_tokens=3000)
-    ) as world:
+    engine = Halting(lambda prompt: [7] * 300, vocabulary=420, context=4096, halt_after=7)
+    async with make_world(engines=[engine], sampling=Sampling(max_tokens=3000)) as world:
         pending = asyncio.create_task(world.chat([user("go")]))
-        await under_way(world)
-        await asyncio.sleep(0.1)
+        await engine.halted.wait()
         report = await world.control.seal_async("r0", 1, limit=0.05)
         assert (report.sealed, report.calls, report.delivered) == (True, 1, 0)
         assert world.calls()[0].finish_reason == "abort"
@@ -119,10 +128,12 @@ async def test_a_seal_refuses_a_call_that_waits_for_a_hold_at_once(make_world):
 
 async def test_an_attempt_that_was_sealed_in_the_store_is_fenced_off(make_world):
     """The controller re-queued it while the gateway was sampling: the late call is refused by the store."""
-    async with make_world(["one", "two"], faults=Faults(token_seconds=0.05)) as world:
+    async with make_world(["one", "two"]) as world:
+        await world.engines[0].pause()
         pending = asyncio.create_task(world.chat([user("go")]))
         await under_way(world)
         await asyncio.wrap_future(world.store.release_worker("worker"))
+        await world.engines[0].resume()
         status, body = await pending
         assert (status, body["error"]["code"]) == (403, "sealed")
         assert world.calls() == []

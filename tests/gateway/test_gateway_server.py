@@ -13,8 +13,9 @@ import aiohttp
 import pytest
 
 from whippletree.errors import ConfigurationError
+from whippletree.gateway.client import GatewayControl
 from whippletree.gateway.config import GatewayConfig
-from whippletree.gateway.keys import load_secret, mint
+from whippletree.gateway.keys import control_key, load_secret, mint
 from whippletree.gateway.server import Parts, serve, serving
 from whippletree.store import open_store
 from whippletree.types import RolloutSpec
@@ -33,7 +34,7 @@ root, model, ready, token_seconds = Path(sys.argv[1]), Path(sys.argv[2]), Path(s
 renderer = load_renderer(model, RenderingConfig(template="tiny"))
 
 def script(prompt):
-    return renderer.codec.encode("hello there<|im_end|>")
+    return renderer.codec.encode("hello there " * 40 + "<|im_end|>")
 
 def parts():
     engine = ScriptedEngine(script, vocabulary=420, context=4096, faults=Faults(token_seconds=token_seconds))
@@ -102,10 +103,17 @@ async def test_a_killed_gateway_starts_again_and_conversations_go_on(start, tmp_
 async def test_sigterm_records_what_was_under_way_and_ends_the_process(start, tmp_path):
     process, port = await start(token_seconds=0.3)
     key = mint(load_secret(tmp_path / "run" / "gateway.secret"), "r0", 1)
-    pending = asyncio.create_task(chat(port, key, [{"role": "user", "content": "go"}]))
-    await asyncio.sleep(1.0)
-    process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(process.wait, 30) == 0
+    control = GatewayControl(f"http://127.0.0.1:{port}", control_key(load_secret(tmp_path / "run" / "gateway.secret")))
+    messages = [{"role": "user", "content": "go"}]
+    pending = asyncio.create_task(chat(port, key, messages))
+    while not (await control.status_async()).in_flight:
+        await asyncio.sleep(0.02)
+    body = {"model": "policy", "messages": messages, "stream": True}  # the same call, so that its first token is seen
+    url = f"http://127.0.0.1:{port}/r/{key}/v1/chat/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        assert b'"content":' in await response.content.readany()
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 60) == 0
     status, body = await pending
     assert (status, body["error"]["code"]) == (503, "gateway_stopping")
     store = open_store(tmp_path / "run")

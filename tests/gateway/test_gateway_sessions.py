@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import openai
 import pytest
-from gateway_world import SECRET, user
+from gateway_world import SECRET, until, user
 
 from whippletree.engines.scripted import Faults
 from whippletree.errors import RequestError
@@ -228,12 +228,24 @@ async def test_a_session_expires_when_its_last_call_is_too_long_ago(make_world):
         await gateway.close()
 
 
-async def test_a_session_with_a_long_call_under_way_does_not_expire(make_world):
-    async with make_world(lambda prompt: "hi", session_ttl=0.3) as world:
+async def test_a_session_with_a_long_call_under_way_does_not_expire(make_world, monkeypatch):
+    sweep, later, swept = Sessions.sweep, 0.0, []
+
+    async def sweep_later(sessions, now):
+        ahead = later
+        swept.append((ahead, await sweep(sessions, now + ahead)))
+
+    monkeypatch.setattr(Sessions, "sweep", sweep_later)
+    monkeypatch.setattr("whippletree.gateway.sessions.SWEEP_PAUSE", 0.05)
+    async with make_world(lambda prompt: "hi", session_ttl=300.0) as world:
         await world.control.hold_async()
-        opened = await world.control.open_session_async()
+        opened, silent = [await world.control.open_session_async() for _ in range(2)]
         pending = asyncio.create_task(talk(opened, "go"))
-        await asyncio.sleep(1.0)
+        while (await world.control.status_async()).waiting != 1:
+            await asyncio.sleep(0.01)
+        later = 1000.0
+        await until(lambda: [ahead for ahead, _ in swept].count(later) >= 3)
+        assert [ended for _, ended in swept if ended] == [[silent.session_id]]
         assert world.store.rollout(opened.session_id).state == "running"
         await world.control.release_async()
         assert await pending == ["hi"]

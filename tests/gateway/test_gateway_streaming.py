@@ -91,18 +91,21 @@ async def test_a_client_that_reads_one_byte_at_a_time_gets_the_same(make_world):
         assert world.calls()[0].finish_reason == "stop"
 
 
-async def raw_stream(world, text="go", **fields):
-    body = {"model": "policy", "messages": [user(text)], "stream": True, **fields}
-    async with world.http.post(f"{world.url}/r/{key()}/v1/chat/completions", json=body) as response:
-        return response.status, response.headers, await response.read()
+def begun_stream(world):
+    """A streamed reply, from its headers on."""
+    body = {"model": "policy", "messages": [user("go")], "stream": True}
+    return world.http.post(f"{world.url}/r/{key()}/v1/chat/completions", json=body)
 
 
 async def test_a_silent_stream_carries_comments(make_world):
-    async with make_world(lambda prompt: "hi", faults=Faults(first_token_seconds=0.25), keepalive=0.05) as world:
-        _, headers, received = await raw_stream(world)
-        assert received.startswith(b": keep-alive\n\n: keep-alive\n\n")
-        assert headers["Content-Type"].startswith("text/event-stream")
-        assert received.endswith(b"data: [DONE]\n\n")
+    async with make_world(lambda prompt: "hi", keepalive=0.05) as world:
+        await world.engines[0].pause()
+        async with begun_stream(world) as response:
+            comments = b": keep-alive\n\n: keep-alive\n\n"
+            assert await response.content.readexactly(len(comments)) == comments
+            assert response.headers["Content-Type"].startswith("text/event-stream")
+            await world.engines[0].resume()
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
 
 
 async def test_the_terminal_event_waits_until_the_store_has_the_call(make_world):
@@ -136,21 +139,19 @@ async def _until_done(response):
 
 
 async def test_an_error_before_the_first_token_is_a_plain_error(make_world):
-    async with make_world(None, faults=Faults(broken=1)) as world:
-        status, headers, received = await raw_stream(world)
-        assert status == 502
-        assert headers["Content-Type"].startswith("application/json")
-        assert b"engine_error" in received
+    async with make_world(None, faults=Faults(broken=1)) as world, begun_stream(world) as response:
+        assert response.status == 502
+        assert response.headers["Content-Type"].startswith("application/json")
+        assert b"engine_error" in await response.read()
 
 
 async def test_an_error_after_the_headers_ends_the_stream_without_an_end_mark(make_world):
     async with make_world(None, faults=Faults(broken=1, first_token_seconds=0.0), keepalive=0.03) as world:
         await world.control.hold_async()
-        pending = asyncio.create_task(raw_stream(world))
-        await asyncio.sleep(0.1)
-        await world.control.release_async()
-        status, _, received = await pending
-        assert status == 200
+        async with begun_stream(world) as response:  # with the first comment
+            assert response.status == 200
+            await world.control.release_async()
+            received = await response.read()
         assert b'data: {"error":' in received
         assert b"[DONE]" not in received
 
@@ -159,13 +160,7 @@ async def test_the_sdk_raises_on_a_stream_that_could_not_be_completed(make_world
     async with make_world(lambda prompt: "a long answer", faults=Faults(no_logprobs=True), keepalive=0.03) as world:
         await world.control.hold_async()
         async with openai.AsyncOpenAI(base_url=world.url + "/v1", api_key=key(), max_retries=0) as sdk:
-
-            async def read():
-                stream = await sdk.chat.completions.create(model="policy", messages=[user("go")], stream=True)
-                return [chunk async for chunk in stream]
-
-            pending = asyncio.create_task(read())
-            await asyncio.sleep(0.1)
+            stream = await sdk.chat.completions.create(model="policy", messages=[user("go")], stream=True)
             await world.control.release_async()
             with pytest.raises(openai.APIError, match=r"call c-[0-9a-f]+: the engine sent 1 ids with 0 logprobs"):
-                await pending
+                [chunk async for chunk in stream]

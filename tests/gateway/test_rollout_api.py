@@ -220,12 +220,12 @@ async def test_a_listing_waits_for_what_ends(make_world: Callable[..., Any]) -> 
         await asyncio.sleep(0.1)
         assert not waiting.done() and not one.done()
         await ask(world, "PATCH", "/api/rollouts/b", {"status": "succeeded", "reward": 1.0})
-        _, page = await asyncio.wait_for(waiting, 10)
+        _, page = await asyncio.wait_for(waiting, 60)
         assert [rollout["rollout_id"] for rollout in page["rollouts"]] == ["b"]
-        assert (await asyncio.wait_for(one, 10))[1]["status"] == "succeeded"
+        assert (await asyncio.wait_for(one, 60))[1]["status"] == "succeeded"
         later = asyncio.create_task(ask(world, "GET", f"{query}30&after={page['next']}"))
         await ask(world, "PATCH", "/api/rollouts/a", {"status": "failed"})
-        assert [rollout["rollout_id"] for rollout in (await asyncio.wait_for(later, 10))[1]["rollouts"]] == ["a"]
+        assert [rollout["rollout_id"] for rollout in (await asyncio.wait_for(later, 60))[1]["rollouts"]] == ["a"]
 
 
 async def test_D04_a_group_of_which_few_have_begun_is_called_off_whole(make_world: Callable[..., Any]) -> None:
@@ -260,7 +260,7 @@ async def test_cancelling_ends_the_call_that_is_under_way(make_world: Callable[.
             await ask(world, "POST", "/api/rollouts/cancel", {"rollout_ids": ["r0"]})
         else:
             await asyncio.wrap_future(world.store.cancel(["r0"], "elsewhere"))
-        status, refused = await asyncio.wait_for(calling, 10)
+        status, refused = await asyncio.wait_for(calling, 40)
         assert (status, refused["error"]["code"]) == (403, "sealed")
         assert not world.engines[0]._running
 

@@ -54,7 +54,7 @@ async def test_a_gateway_without_engines_waits_for_one_that_is_registered(make_w
         for _ in range(2):
             status, answer = await models(world, "POST", entry)
             assert (status, [item["name"] for item in answer["models"]]) == (200, ["one"])
-        status, _ = await asyncio.wait_for(calling, 20)
+        status, _ = await asyncio.wait_for(calling, 60)
         assert status == 200
         assert world.calls()[0].replica == "one"
         assert await serves(world) == {"one"}
@@ -92,7 +92,7 @@ async def test_what_a_retired_server_samples_goes_on_to_its_end(make_world: Call
             await asyncio.sleep(0.01)
         await models(world, "DELETE")
         assert await serves(world) == set()
-        status, _ = await asyncio.wait_for(calling, 20)
+        status, _ = await asyncio.wait_for(calling, 60)
         assert (status, world.calls()[0].finish_reason != "abort") == (200, True)
 
 

@@ -73,7 +73,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, renderer: Any) -> Iterator[
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(60)
     yield address[0]
     stops[0].call_soon_threadsafe(stops[1].set)
     thread.join(30)

@@ -32,15 +32,21 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def database(url: str, tmp_path: Path) -> Database:
+def busy_seconds() -> float:
+    """How long `database` waits for a lock; PostgreSQL ends a transaction that stands still for half of it."""
+    return 30.0
+
+
+@pytest.fixture
+def database(url: str, tmp_path: Path, busy_seconds: float) -> Database:
     """An empty database of each kind, still without tables."""
     if not url:
-        return SqliteDatabase(tmp_path / "x.sqlite", 0.2, power_safe=True)
+        return SqliteDatabase(tmp_path / "x.sqlite", busy_seconds, power_safe=True)
     from whippletree.store import postgres
 
     place = Place(url=url, schema=f"bare_{secrets.token_hex(6)}")
     postgres.create_schema(place, 10.0)
-    return postgres.PostgresDatabase(place, connect_seconds=10.0, busy_seconds=0.2)
+    return postgres.PostgresDatabase(place, connect_seconds=10.0, busy_seconds=busy_seconds)
 
 
 @pytest.fixture

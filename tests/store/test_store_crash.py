@@ -125,7 +125,7 @@ def test_two_processes_never_claim_the_same_rollout(tmp_path: Path, opened: Open
             claimer.stdin.write("go\n")
             claimer.stdin.flush()
         for claimer in claimers:
-            outputs.append(claimer.communicate(timeout=60)[0].split())
+            outputs.append(claimer.communicate(timeout=100)[0].split())
             assert claimer.returncode == 0
         assert sorted(outputs[0] + outputs[1]) == sorted(names)  # each once
         for number, claimed in enumerate(outputs):

@@ -340,7 +340,7 @@ def test_what_changes_states_becomes_visible_in_order(pair: tuple[RecordStore, R
 def test_a_process_that_stands_still_in_a_transaction_is_ended_by_the_server(
     cluster: Cluster, tmp_path: Path, make: Any
 ) -> None:
-    with named(tmp_path / "store", cluster.url, busy_seconds=0.3) as frozen, named(tmp_path / "store", cluster.url) as other:
+    with named(tmp_path / "store", cluster.url, busy_seconds=5.0) as frozen, named(tmp_path / "store", cluster.url) as other:
         halted = Halted(frozen, lambda tx: writes.create_rollouts(tx, [make.spec("a")]), ordered=True)
         other.create_rollouts([make.spec("b")]).result(30)  # its turn came without anyone's help
         assert [rollout.spec.rollout_id for rollout in other.rollouts()] == ["b"]

@@ -12,7 +12,7 @@ import pytest
 from whippletree.protocols import AttemptOutcome
 from whippletree.store import RecordStore, SegmentPayloadStore, StoreConfig
 from whippletree.store.database import Connection, Cursor, Database, Value
-from whippletree.store.sqlite import SqliteConnection, SqliteDatabase
+from whippletree.store.sqlite import SqliteConnection
 from whippletree.types import Event
 
 Asked = list[tuple[str, tuple[Value, ...]]]
@@ -41,8 +41,6 @@ class Watched:
         self.place = database.place
         self.asked: Asked = []
         self.database = database
-        if not isinstance(database, SqliteDatabase):
-            database._busy = 30_000  # type: ignore[attr-defined]  # a busy machine is no reason to end a long transaction
 
     def writer(self) -> Connection:
         return Noted(self.database.writer(), self.asked)

@@ -100,11 +100,25 @@ def test_writes_that_wait_share_one_transaction(bench: Bench) -> None:
     assert len({future.result() for future in futures}) == 1
 
 
-def test_a_failed_commit_fails_the_whole_group_and_the_writer_lives_on(bench: Bench) -> None:
-    bench.other.begin(ordered=True)  # another process holds the write lock for longer than the busy timeout
+@pytest.mark.parametrize("busy_seconds", [0.5])
+def test_a_failed_commit_fails_the_whole_group_and_the_writer_lives_on(
+    bench: Bench, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, writing, go = bench.payloads.put, threading.Event(), threading.Event()
+
+    def slow(payloads: Any) -> list[PayloadKey]:
+        writing.set()
+        assert go.wait(30)
+        return put(payloads)
+
+    monkeypatch.setattr(bench.payloads, "put", slow)
+    bench.writer.submit_with_payload(make.payload(), lambda tx, key: key)  # meanwhile the others gather to one group
+    assert writing.wait(30)
     if bench.other.dialect.hold:
         bench.other.execute("SET idle_in_transaction_session_timeout TO 0")  # PostgreSQL would end it as soon
+    bench.other.begin(ordered=True)  # another process holds the write lock for longer than the busy timeout
     futures = [bench.writer.submit(insert(number)) for number in (1, 2)]
+    go.set()
     for future in futures:
         with pytest.raises(StoreError, match=r"2 writes was not committed.*lock"):
             future.result()

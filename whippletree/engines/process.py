@@ -121,7 +121,10 @@ def report(run: Callable[[], None]) -> int:
 
 
 async def _serve(make: Callable[[], Server], where: Any, line: str, ready_file: Path | None, parent: int) -> None:
-    server = make()
+    server = make()  # a signal that comes meanwhile ends the process at once
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
     runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
     try:
         await runner.setup()
@@ -132,19 +135,15 @@ async def _serve(make: Callable[[], Server], where: Any, line: str, ready_file: 
             write_json(ready_file, Ready(host=where.host, port=port, pid=os.getpid()))
         sys.stdout.write(f"{line} on http://{where.host}:{port}\n")
         sys.stdout.flush()
-        await _until_told(parent)
+        await _until_told(told, parent)
         await site.stop()
     finally:
         await server.close()
         await runner.cleanup()
 
 
-async def _until_told(parent: int) -> None:
-    """Wait for SIGTERM, SIGINT or, when it is given, the end of the parent process."""
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+async def _until_told(told: asyncio.Event, parent: int) -> None:
+    """Wait until it is told to end or, when it is given, for the end of the parent process."""
     while not told.is_set():
         if parent and os.getppid() != parent:
             return

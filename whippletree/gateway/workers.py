@@ -39,6 +39,7 @@ from whippletree.gateway.wire import ReadyFile
 READY_LIMIT = 120.0  # seconds for a first worker to serve
 STOP_LIMIT = 20.0  # seconds for a worker to record what is under way
 RESTART_PAUSE = 0.2  # seconds
+ENDING = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 4096
 
 Serve = Callable[["Place", Callable[[], None]], None]
@@ -99,7 +100,7 @@ class Workers:
     def run(self, ready_file: Path | None) -> int:
         """Serve until SIGTERM or SIGINT; the exit code."""
         wake_out, wake_in = self._context.Pipe(duplex=False)
-        handlers = {number: signal.signal(number, lambda *_: wake_in.send(None)) for number in (signal.SIGTERM, signal.SIGINT)}
+        handlers = {number: signal.signal(number, lambda *_: wake_in.send(None)) for number in ENDING}
         try:
             code = self._start_all(wake_out, ready_file)
             while code is None:
@@ -158,14 +159,19 @@ class Workers:
             lifeline=self._lifeline_out,
         )
         process = self._context.Process(target=self._worker, args=(place, tell), name=f"gateway-{number}")
-        process.start()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the worker must not take a signal as the parent does
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         tell.close()
         self._running[number] = process
         return told
 
     def _worker(self, place: Place, tell: Connection) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ENDING:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         os.close(self._lifeline_in)
         try:
             self._serve(place, lambda: tell.send(None))

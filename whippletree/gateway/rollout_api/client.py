@@ -123,13 +123,18 @@ class RolloutClient:
             after = found.next
 
     def ended(self, *, seconds: float, after: str = "", **filters: Any) -> Iterator[tuple[RolloutInfo, str]]:
-        """Rollouts as they end, each with the cursor behind it; stops after `seconds` without one."""
-        silent_since = time.monotonic()
-        while (left := silent_since + seconds - time.monotonic()) > 0:
+        """Rollouts as they end, each with the cursor behind it; stops after `seconds` of waiting without one. With 0 it gives
+        those that have ended."""
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
             found = self.page(states=ENDS, order="updated", after=after, wait=min(left, LOOK_SECONDS), limit=1, **filters)
+            if not found.rollouts and left == 0.0:
+                return
             for rollout in found.rollouts:
-                after, silent_since = found.next, time.monotonic()
+                after = found.next
                 yield rollout, after
+                deadline = time.monotonic() + seconds  # what is done with one is no silence
 
     def begin(self, rollout_id: str, worker: str, *, lease_seconds: float | None = None) -> RolloutInfo:
         """Begin the next attempt of a rollout, for this worker alone, under a lease (None: the gateway's; 0: none). Raises

@@ -67,6 +67,7 @@ MODEL_REQUEST = "model_request"  # kind of the events that stand for calls
 WORKER = "api"  # who runs a rollout, where nobody says so
 FOLLOW_PAUSE = 0.5  # seconds
 LEASE_PAUSE = 1.0  # seconds between looks for leases that ran out
+TICK, STANDSTILL = 0.25, 1.0  # seconds between signs of the event loop's own life, and without one: then nobody was heard
 CANCEL_PAGE = 1000  # rollouts of a group that are cancelled at once
 
 
@@ -76,7 +77,7 @@ class RolloutService:
     def __init__(self, gateway: Gateway, store: Store) -> None:
         self._gateway = gateway
         self._store = store
-        self._since = time.monotonic()
+        self._since = self._ticked = time.monotonic()
 
     async def create(self, wanted: CreateRollouts) -> list[Rollout]:
         """All of them or none; those that are there already stay as they are. Raises ConflictError, RequestError (400)."""
@@ -238,19 +239,40 @@ class RolloutService:
 
     async def keep_leases(self) -> None:
         """Renew the leases of attempts whose calls are under way here, and end those that have run out anywhere, until
-        cancelled. A lease that could not be renewed, because no gateway was there, has its whole time again."""
+        cancelled. A lease that could not be renewed, because no gateway was there or this one stood still, has its whole time
+        again."""
+        ticking = asyncio.create_task(self._tick())
+        try:
+            while True:
+                await asyncio.sleep(max(LOOKS[1], min(LEASE_PAUSE, self._gateway.shortest_lease / 8)))
+                try:
+                    await self._keep_leases()
+                except StoreError as error:
+                    logger.warning("leases could not be looked after: %s", error)
+        finally:
+            ticking.cancel()
+
+    async def _keep_leases(self) -> None:
+        await self._gateway.renew_leases()
+        for lost in await asyncio.to_thread(self._store.end_lapsed, self._served()):
+            logger.warning("%s attempt %d: %s", lost.rollout_id, lost.attempt, lost.cause and lost.cause.message)
+            key = AttemptKey(rollout_id=lost.rollout_id, attempt=lost.attempt)
+            if self._gateway.serves(key):
+                await self._gateway.seal(key, 0.0)
+
+    def _served(self) -> float:
+        """Seconds since which whoever spoke was heard. It begins anew when the event loop stood still, with its machine or
+        alone; a slow store is no standstill."""
+        now = time.monotonic()
+        if now > self._ticked + STANDSTILL:
+            self._since = now
+        self._ticked = now
+        return now - self._since
+
+    async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(max(LOOKS[1], min(LEASE_PAUSE, self._gateway.shortest_lease / 8)))
-            try:
-                await self._gateway.renew_leases()
-                served = time.monotonic() - self._since
-                for lost in await asyncio.to_thread(self._store.end_lapsed, served):
-                    logger.warning("%s attempt %d: %s", lost.rollout_id, lost.attempt, lost.cause and lost.cause.message)
-                    key = AttemptKey(rollout_id=lost.rollout_id, attempt=lost.attempt)
-                    if self._gateway.serves(key):
-                        await self._gateway.seal(key, 0.0)
-            except StoreError as error:
-                logger.warning("leases could not be looked after: %s", error)
+            self._served()
+            await asyncio.sleep(TICK)
 
     async def follow(self) -> None:
         """End the calls of rollouts that are cancelled anywhere, until this is cancelled itself."""
