@@ -18,7 +18,7 @@ from threaded_chat import threaded_chat
 from whippletree.errors import ConfigurationError
 from whippletree.loop.grid.running import GridLayout, read_grid, read_results, record_of, resolve_tasks
 from whippletree.loop.grid.standin import write_stand_in
-from whippletree.loop.processes import free_port
+from whippletree.loop.processes import free_ports
 from whippletree.loop.sources import DirectoryTasks
 from whippletree.rendering import RenderingConfig, load_renderer
 from whippletree.store import open_store
@@ -157,7 +157,8 @@ def test_a_killed_grid_goes_on_where_it_was(tmp_path: Path):
     gates = tmp_path / "gates"
     gates.mkdir()
     gated = WORKS | {"wait_for": f"{gates}/ROLLOUT"}
-    file.write_text(grid_text(world, harnesses=[("gated", gated)], samples=2).replace("concurrency = 4", "concurrency = 2"))
+    text = grid_text(world, harnesses=[("gated", gated)], samples=2)
+    file.write_text(text.replace("concurrency = 4", "concurrency = 2").replace("stall_limit = 60", "stall_limit = 600"))
     arguments = [str(file), "--run-dir", str(layout.directory)]
     process = subprocess.Popen(
         command("eval", "--plain", *arguments), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -194,7 +195,7 @@ def test_a_killed_grid_goes_on_where_it_was(tmp_path: Path):
 
 def test_invalid_cells_are_kept_apart_and_run_again_where_that_is_asked_for(tmp_path: Path):
     world = write_world(tmp_path / "world", heldout=2)
-    port = free_port()
+    (port,) = free_ports(1)
     missing = '[[models]]\nname = "gone"\nmodel = { kind = "directory", path = "/nowhere" }'
     models = "\n\n".join((missing, hosted(f"http://127.0.0.1:{port}/v1")))
     file, layout = tmp_path / "grid.toml", GridLayout(tmp_path / "g")
