@@ -37,7 +37,7 @@ from whippletree.loop.config import (  # noqa: E402
 from whippletree.loop.layout import Layout, Services  # noqa: E402
 from whippletree.loop.metrics import Log, Summary  # noqa: E402
 from whippletree.loop.models import DirectoryModel  # noqa: E402
-from whippletree.loop.processes import free_port  # noqa: E402
+from whippletree.loop.processes import free_ports  # noqa: E402
 from whippletree.loop.sources import DirectoryTasks  # noqa: E402
 from whippletree.rendering import RenderingConfig  # noqa: E402
 from whippletree.sandboxes import SandboxConfig  # noqa: E402
@@ -109,9 +109,10 @@ def layout(tmp_path: Path, model: Path, boxes: str) -> Layout:
     layout.directory.mkdir()
     layout.config.write_text(dump(config))
     load_secret(layout.secret)
+    gateway, engine = free_ports(2)
     services = Services(
-        gateway_url=f"http://127.0.0.1:{free_port()}",
-        engine_url=f"http://127.0.0.1:{free_port()}",
+        gateway_url=f"http://127.0.0.1:{gateway}",
+        engine_url=f"http://127.0.0.1:{engine}",
         model_directory=str(model),
         isolation="none",
         started=time.time(),

@@ -24,7 +24,7 @@ from whippletree.configuration import load
 from whippletree.engines.connect import connect
 from whippletree.loop.config import RunConfig
 from whippletree.loop.layout import Layout
-from whippletree.loop.processes import free_port, sampling_children
+from whippletree.loop.processes import free_ports, sampling_children
 
 PROMPT = [1, 9, 4, 22, 7]
 
@@ -61,10 +61,11 @@ def layout(tmp_path: Path, models_dir: Path) -> Layout:
         ("context = 1024", "context = 64"),
         ('launch = "pool"', 'launch = "process"'),
     )
+    gateway, engine = free_ports(2)
     known = msgspec.structs.replace(
         layout.read_services(),
-        gateway_url=f"http://127.0.0.1:{free_port()}",
-        engine_url=f"http://127.0.0.1:{free_port()}",
+        gateway_url=f"http://127.0.0.1:{gateway}",
+        engine_url=f"http://127.0.0.1:{engine}",
         model_directory=str(models_dir / "m1"),
     )
     layout.write_services(known)
@@ -137,7 +138,7 @@ async def test_a_restarted_engine_serves_the_weights_that_were_published_last(la
 def asked(url: str) -> int:
     """HTTP status of a request without a key."""
     try:
-        with urllib.request.urlopen(url, timeout=10) as reply:
+        with urllib.request.urlopen(url, timeout=60) as reply:
             return reply.status
     except urllib.error.HTTPError as error:
         return error.code

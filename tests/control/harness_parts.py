@@ -37,7 +37,8 @@ urllib.request.urlopen(urllib.request.Request(os.environ["URL"] + "/chat/complet
 
 
 class HttpHarness(Adapter):
-    """Asks once, then runs `command` of its settings in the attempt's sandbox. Other settings make it misbehave."""
+    """Asks once, then runs `command` of its settings in the attempt's sandbox. Other settings make it misbehave, or wait for a
+    file (`wait_for`, with ROLLOUT for the rollout's id)."""
 
     name = "http"
     version = "1"
@@ -61,7 +62,7 @@ class HttpHarness(Adapter):
             raise SystemExit(3)
         if "sleep" in settings:
             time.sleep(float(str(settings["sleep"])))
-        while "wait_for" in settings and not Path(str(settings["wait_for"])).exists():
+        while "wait_for" in settings and not Path(str(settings["wait_for"]).replace("ROLLOUT", spec.rollout_id)).exists():
             time.sleep(0.02)
         if "kill" in settings:
             os.kill(spec.sandbox.pid, signal.SIGKILL)

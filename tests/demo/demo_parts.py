@@ -72,17 +72,19 @@ def updates(directory: Path) -> int:
 
 
 def pids(fragment: str, directory: Path) -> list[int]:
-    """Processes of this run whose command line has the fragment."""
-    found = []
+    """Processes of this run whose command line has the fragment. One that they have just forked has it too, until it begins
+    its own program: children of those that were found are left out."""
+    found: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 text = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
             if fragment in text and (str(directory) in text or fragment == "pool_host"):
-                found.append(int(entry.name))
-    return found
+                found[int(entry.name)] = parent
+    return [pid for pid, parent in found.items() if parent not in found]
 
 
 def assert_trained_once(directory: Path, steps: int) -> None:

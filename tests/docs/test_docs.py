@@ -223,11 +223,12 @@ def run_blocks(page: Path, directory: Path, *, slow: bool) -> None:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=900 if slow else 60,
+                timeout=900 if slow else 300,
             )
             assert done.returncode == 0, f"{block.name}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", run_pages(slow=False), ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_commands_that_are_marked_run(page: Path, tmp_path: Path):
     run_blocks(page, tmp_path / "work", slow=False)

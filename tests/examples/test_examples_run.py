@@ -6,9 +6,10 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import demo_parts as parts
@@ -16,6 +17,7 @@ import pytest
 
 from whippletree.loop.layout import Layout
 from whippletree.loop.metrics import Log
+from whippletree.loop.processes import free_ports
 from whippletree.store import open_store
 from whippletree.types import Rollout
 
@@ -72,14 +74,23 @@ def run(directory: Path, *words: str) -> str:
     return done.stdout
 
 
+def answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60):
+        return True
+    return False
+
+
 @contextmanager
 def expert(directory: Path, tasks: str) -> Iterator[str]:
-    """The base URL of an expert for the tasks of a directory."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
+    """The base URL of an expert for the tasks of a directory, once it answers."""
+    (port,) = free_ports(1)
     command = [sys.executable, "examples/expert.py", tasks, "--port", str(port)]
     process = subprocess.Popen(command, cwd=directory)
     try:
+        until = time.monotonic() + 120
+        while not answers(port):
+            assert process.poll() is None and time.monotonic() < until, "the expert does not answer"
+            time.sleep(0.1)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()

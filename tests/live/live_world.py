@@ -18,8 +18,9 @@ from whippletree.control.launch import ProcessLauncher
 from whippletree.control.policy import AgentEnd
 from whippletree.control.records import ACCOUNT
 from whippletree.engines.scripted import ScriptedEngine
+from whippletree.gateway.client import GatewayControl
 from whippletree.gateway.config import GatewayConfig
-from whippletree.gateway.keys import mint
+from whippletree.gateway.keys import control_key, mint
 from whippletree.gateway.server import Parts, serving
 from whippletree.harnesses import load_harness
 from whippletree.protocols import AttemptSpec, ConfiguredHarness, Harness, Limits, SandboxSpec, Store
@@ -133,6 +134,8 @@ class World:
         finally:
             await box.stop()
             shutil.rmtree(root, ignore_errors=True)
+        control = GatewayControl(f"http://127.0.0.1:{self.port}", control_key(SECRET))
+        await control.seal_async("r0", 1)  # as the end of an attempt does: what was delivered is on record then
         return self._told(end, written, directory / "attempt")
 
     def _told(self, end: AgentEnd, written: bytes | None, output: Path) -> Told:

@@ -113,7 +113,7 @@ def delegating(spawn: tuple[str, dict[str, object]], wait: str, child: str, argu
             return turn("I delegate.", spawn)
         found = re.search(r'"agent_id":"([0-9a-f-]{36})"', text)
         if wait and found and "I wait." not in text:
-            return turn("I wait.", (wait, {"targets": [found[1]], "timeout_ms": 20_000}))
+            return turn("I wait.", (wait, {"targets": [found[1]], "timeout_ms": 120_000}))
         return FINAL
 
     return answer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from whippletree.gateway.wire import HoldReport
 from whippletree.learner.model import load_model
 from whippletree.learner.scoring import score
 from whippletree.loop.fleet import Fleet
+from whippletree.loop.processes import free_ports
 from whippletree.types import WeightUpdate
 
 PROMPT = [7, 30, 200, 31, 8, 90, 301, 12]
@@ -48,15 +48,8 @@ def expected(directory: Path) -> Sequence[float]:
     return score(load_model(directory), PROMPT).tolist()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def test_a_replica_that_starts_late_is_waited_for_and_all_serve_the_version(world: World, tmp_path: Path):
-    port = free_port()
+    (port,) = free_ports(1)
     with (
         fleet_of(world, world.engine_url, f"http://127.0.0.1:{port}", patience=60.0) as fleet,
         ThreadPoolExecutor(1) as pool,
@@ -79,7 +72,7 @@ async def change(url: str, directory: Path, version: int) -> None:
 
 
 def test_whoever_is_missing_is_named(world: World):
-    nobody = f"http://127.0.0.1:{free_port()}"
+    nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
     with fleet_of(world) as fleet:
         assert fleet.missing() == ""
     with fleet_of(world, world.engine_url, nobody) as fleet:
@@ -91,13 +84,13 @@ def test_whoever_is_missing_is_named(world: World):
 
 
 def test_an_engine_that_never_answers_is_given_up(world: World):
-    with fleet_of(world, f"http://127.0.0.1:{free_port()}", patience=0.3) as fleet, pytest.raises(EngineUnavailable):
+    with fleet_of(world, f"http://127.0.0.1:{free_ports(1)[0]}", patience=0.3) as fleet, pytest.raises(EngineUnavailable):
         fleet.publish(update(world.model, 1))
 
 
 def test_a_verb_that_takes_longer_than_the_limit_ends_with_an_error_that_says_so(world: World):
     with (
-        fleet_of(world, f"http://127.0.0.1:{free_port()}", limit=0.3) as fleet,
+        fleet_of(world, f"http://127.0.0.1:{free_ports(1)[0]}", limit=0.3) as fleet,
         pytest.raises(EngineUnavailable, match=r"within 0\.3 s"),
     ):
         fleet.publish(update(world.model, 1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from loop_parts import HELDOUT, World, by_name, opened_run, playing
+from loop_parts import HELDOUT, World, by_name, opened_run, play, playing
 
 from whippletree.batching import BatchingConfig
 from whippletree.batching.config import AdvantageConfig, EfficiencyHook, FunctionHook, PassRateFilter
@@ -18,6 +18,7 @@ from whippletree.loop.layout import Layout
 from whippletree.loop.learning import learn
 from whippletree.loop.metrics import Log
 from whippletree.loop.sources import TrailTasks
+from whippletree.loop.watch import Watch
 from whippletree.store import open_store
 from whippletree.types import RolloutSpec
 
@@ -57,13 +58,21 @@ def test_what_the_run_file_asks_for_is_done_and_recorded(world: World, tmp_path:
 
 
 def test_a_batch_says_why_it_has_not_a_sources_share(world: World, tmp_path: Path):
+    """Whatever waits is played whenever the loop looks, so that no group is under way when it counts the dropped ones."""
+
     def solved(spec: RolloutSpec) -> Any:
         return by_name(spec)[0], 1.0
 
+    def refresh(watch: Watch) -> bool:
+        play(watch.store, solved)
+        return real(watch)
+
+    real = Watch.refresh
     config = configuration(BatchingConfig())
     loop = msgspec.structs.replace(config.loop, replace_dropped=True, replace_at_most=2)
     config = msgspec.structs.replace(config, loop=loop)
-    with playing(tmp_path / "store", solved), opened_run(world, tmp_path, config) as run:
+    with opened_run(world, tmp_path, config) as run, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Watch, "refresh", refresh)
         run.restore()
         synchronous.train(run)
     (line,) = Log(tmp_path).steps()

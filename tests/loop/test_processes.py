@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 from recorded_run import new_run
 
 from whippletree.engines.config import EmbeddedConfig, EngineConfig, HostedConfig, ScriptedConfig, SglangConfig, VllmConfig
+from whippletree.errors import ProcessError
 from whippletree.gateway.config import GatewayConfig
 from whippletree.learner.config import LearnerConfig, RanksConfig
+from whippletree.loop import processes
 from whippletree.loop.config import RunConfig, SourceSection
 from whippletree.loop.layout import Layout
 from whippletree.loop.processes import learner_child, moved_services, new_services, sampling_children
@@ -59,6 +62,26 @@ def test_an_engine_that_runs_elsewhere_keeps_its_address(engine: EngineConfig):
     services = new_services(run, model_directory="/m", isolation="", started=1.0)
     assert (services.engine_url, services.engine_is_local) == (URL, False)
     assert moved_services(run, services).engine_url == URL
+
+
+def test_no_port_of_a_run_is_given_to_whoever_asks_for_any():
+    lowest, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    if lowest < processes.PORTS.stop:
+        pytest.skip(f"this machine gives ports from {lowest} on")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+        given = {server.getsockname()[1], near.getsockname()[1]}
+    assert given.isdisjoint(processes.PORTS) and set(processes.free_ports(20)) < set(processes.PORTS)
+
+
+def test_ports_are_free_and_different(monkeypatch: pytest.MonkeyPatch):
+    found = processes.free_ports(20)
+    assert len(set(found)) == 20
+    monkeypatch.setattr(processes, "PORTS", found)
+    monkeypatch.setattr(processes, "TRIES", len(found))
+    with socket.create_server(("127.0.0.1", found[0])):
+        assert set(processes.free_ports(10)) < set(found[1:])
+        with pytest.raises(ProcessError, match="no 20 free ports among 20"):
+            processes.free_ports(20)
 
 
 def test_ports_are_free_and_new_after_a_move():

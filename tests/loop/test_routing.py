@@ -17,7 +17,8 @@ from loop_parts import SECRET, VOCABULARY, gateway_on_thread
 from recorded_run import write_tokenizer
 
 from whippletree.errors import AlignmentError
-from whippletree.gateway.keys import mint
+from whippletree.gateway.client import GatewayControl
+from whippletree.gateway.keys import control_key, mint
 from whippletree.learner.config import LearnerConfig, MoEConfig
 from whippletree.learner.learner import Learner
 from whippletree.learner.moe import Routing
@@ -68,9 +69,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, R
         gateway_on_thread(root / "store", engine_url, renderer) as url,
         open_store(root / "store", instance="controller") as store,
     ):
+        control = GatewayControl(url, control_key(SECRET))
         store.create_rollouts(SPECS).result()
         for attempt in store.claim("w", 2).result():
             converse(url, mint(SECRET, attempt.rollout_id, attempt.attempt))
+            control.seal(attempt.rollout_id, attempt.attempt)  # then the last delivery is on record too
             result = VerifierResult(reward=float(attempt.rollout_id[-1]))
             store.finish(AttemptOutcome(attempt=msgspec.structs.replace(attempt, finished=2.0, result=result))).result()
         yield model, store

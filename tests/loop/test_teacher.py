@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from whippletree.loop.teacher import COLUMN, FAILED, Teacher
 from whippletree.protocols import Store
 from whippletree.store import open_store
 from whippletree.traces import TracesConfig, load_trace
-from whippletree.types import RolloutSpec
+from whippletree.types import Rollout, RolloutSpec
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -48,15 +49,28 @@ def taught_run(url: str, *, steps: int = 1, loop: str = "synchronous", **setting
     return msgspec.structs.replace(plain, learner=learner, teacher=TeacherConfig(url=url, **settings))
 
 
-def teacher_of(config: RunConfig) -> Callable[[Store], Teacher]:
+class Tried(Teacher):
+    """Its limit begins once somebody was not there for each rollout, so that this is why it was not scored."""
+
+    def settle(self, rollouts: Iterable[Rollout]) -> None:
+        wanted = {rollout.spec.rollout_id: rollout for rollout in rollouts}
+        self.look(wanted)
+        until = time.monotonic() + 60
+        while wanted.keys() - self._why.keys():
+            assert time.monotonic() < until, f"not asked for: {wanted.keys() - self._why.keys()}"
+            time.sleep(0.01)
+        super().settle(wanted.values())
+
+
+def teacher_of(config: RunConfig, kind: type[Teacher] = Teacher) -> Callable[[Store], Teacher]:
     assert config.teacher is not None
     settings = config.teacher
-    return lambda store: Teacher(connect(settings.kind, settings.url, name="teacher"), store, settings, TracesConfig())
+    return lambda store: kind(connect(settings.kind, settings.url, name="teacher"), store, settings, TracesConfig())
 
 
-def train(world: World, directory: Path, config: RunConfig) -> StepMetrics:
+def train(world: World, directory: Path, config: RunConfig, kind: type[Teacher] = Teacher) -> StepMetrics:
     config.check()
-    with playing(directory / "store"), opened_run(world, directory, config, taught=teacher_of(config)) as run:
+    with playing(directory / "store"), opened_run(world, directory, config, taught=teacher_of(config, kind)) as run:
         run.restore()
         LOOPS[config.loop.kind](run)
     return Log(directory).steps()[-1]
@@ -154,7 +168,7 @@ def test_a_slow_teacher_is_a_counted_cause_and_never_a_zero(world: World, tmp_pa
 
 
 def test_a_teacher_that_is_not_there_is_asked_again_until_the_limit(world: World, tmp_path: Path):
-    assert_nothing_trained(train(world, tmp_path, taught_run(NOBODY, limit=0.3)), tmp_path, "unavailable")
+    assert_nothing_trained(train(world, tmp_path, taught_run(NOBODY, limit=0.3), Tried), tmp_path, "unavailable")
 
 
 def test_one_that_refuses_or_answers_nonsense_is_not_asked_again(world: World, tmp_path: Path):
@@ -207,7 +221,7 @@ def test_what_was_given_up_stays_so_when_the_step_is_made_again(world: World, tm
     def rollouts(run: Run) -> list[Any]:
         return run.store.rollouts()
 
-    with opened_run(world, tmp_path, failing, taught=teacher_of(failing)) as run:
+    with opened_run(world, tmp_path, failing, taught=teacher_of(failing, Tried)) as run:
         run.restore()
         run.create_groups(until=2, step=0)
         play(run.store, by_name)

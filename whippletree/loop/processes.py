@@ -2,29 +2,46 @@
 
 Invariants (tests/loop/test_processes.py):
 - an engine that somebody else runs, or that lives in the gateway, is not started;
-- what is started has its log and its ready file below the run's directory.
+- what is started has its log and its ready file below the run's directory;
+- the ports of a run are different ones, and the system gives them to nobody else before its processes bind them.
 """
 
 from __future__ import annotations
 
+import random
 import socket
 import sys
+from contextlib import ExitStack, suppress
 
 import msgspec
 
 from whippletree.control.supervisor import ChildSpec
 from whippletree.engines.config import EmbeddedConfig, EngineConfig, ScriptedConfig, SglangConfig, VllmConfig
+from whippletree.errors import ProcessError
 from whippletree.learner.config import RanksConfig
 from whippletree.loop.config import RunConfig
 from whippletree.loop.layout import Layout, Services
 
+TRIES = 1000  # ports that are looked at before it is said that none is free
+PORTS = range(10_000, 32_768)
+"""Below those that systems give by themselves, to whoever asks for any port and to the near end of a connection: from 32768 on
+with Linux, from 49152 on elsewhere. Processes bind theirs much later than these are chosen, after a model is loaded."""
 
-def free_port() -> int:
-    """A TCP port of loopback that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """As many TCP ports of loopback, all different, that are free now. Raises ProcessError where none is found."""
+    found: list[int] = []
+    with ExitStack() as held:
+        for port in random.SystemRandom().sample(PORTS, TRIES):
+            if len(found) == count:
+                break
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+    if len(found) < count:
+        raise ProcessError(f"no {count} free ports among {TRIES} that were tried", "look what listens there: `ss -tln`")
+    return tuple(found)
 
 
 def given_url(engine: EngineConfig) -> str:
@@ -35,11 +52,12 @@ def given_url(engine: EngineConfig) -> str:
 def new_services(config: RunConfig, *, model_directory: str, isolation: str, started: float) -> Services:
     """Addresses for a run: free ports, but for an engine that runs already."""
     given = given_url(config.engine)
+    gateway, engine, *workers = free_ports(2 + worker_ports(config))
     return Services(
-        gateway_url=f"http://127.0.0.1:{free_port()}",
-        engine_url=given or f"http://127.0.0.1:{free_port()}",
+        gateway_url=f"http://127.0.0.1:{gateway}",
+        engine_url=given or f"http://127.0.0.1:{engine}",
         engine_is_local=not given,
-        gateway_ports=worker_ports(config),
+        gateway_ports=tuple(workers),
         model_directory=model_directory,
         isolation=isolation,
         started=started,
@@ -48,17 +66,18 @@ def new_services(config: RunConfig, *, model_directory: str, isolation: str, sta
 
 def moved_services(config: RunConfig, services: Services) -> Services:
     """The same for a run that goes on: the old ports may be taken."""
+    gateway, engine, *workers = free_ports(2 + worker_ports(config))
     return msgspec.structs.replace(
         services,
-        gateway_url=f"http://127.0.0.1:{free_port()}",
-        engine_url=services.engine_url if not services.engine_is_local else f"http://127.0.0.1:{free_port()}",
-        gateway_ports=worker_ports(config),
+        gateway_url=f"http://127.0.0.1:{gateway}",
+        engine_url=f"http://127.0.0.1:{engine}" if services.engine_is_local else services.engine_url,
+        gateway_ports=tuple(workers),
     )
 
 
-def worker_ports(config: RunConfig) -> tuple[int, ...]:
-    """One port of its own for each gateway worker, where there are several."""
-    return tuple(free_port() for _ in range(config.gateway.workers)) if config.gateway.workers > 1 else ()
+def worker_ports(config: RunConfig) -> int:
+    """How many ports gateway workers have of their own: one each, where there are several."""
+    return config.gateway.workers if config.gateway.workers > 1 else 0
 
 
 def sampling_children(config: RunConfig, layout: Layout) -> list[ChildSpec]:
