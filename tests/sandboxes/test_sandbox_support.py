@@ -83,7 +83,6 @@ CONTROLLER = textwrap.dedent(
             await box.start()
             await box.exec(("sh", "-c", f"setsid -f sleep {mark} >/dev/null 2>&1"), timeout=20)
             asyncio.create_task(box.exec(("sleep", mark), timeout=600))
-        await asyncio.sleep(0.5)
         print("up", flush=True)
         await asyncio.sleep(600)
 
@@ -100,7 +99,7 @@ async def test_a_killed_controller_leaves_nothing(kind: str, sandbox_root: Path)
     )
     assert controller.stdout is not None
     assert await controller.stdout.readline() == b"up\n"
-    assert len(processes_with(f"sleep\0{mark}")) == 4
+    await until(lambda: len(processes_with(f"sleep\0{mark}")) == 4, "its commands")
     controller.send_signal(signal.SIGKILL)
     await controller.wait()
     await until(lambda: not processes_with(f"sleep\0{mark}"), "the end of its processes")

@@ -187,6 +187,14 @@ def children_of(*, ended: bool = False) -> dict[int, list[int]]:
     return children
 
 
+def session_runs(session: int) -> bool:
+    """Whether a process of that session has not ended."""
+    for entry in os.listdir("/proc"):  # noqa: PTH208
+        if entry.isdigit() and (fields := _stat(entry, 4)) and int(fields[3]) == session and fields[0] not in (b"Z", b"X"):
+            return True
+    return False
+
+
 def start_time(pid: int) -> int:
     """When a process started, in clock ticks since the machine did; 0 when it is gone. With its pid, this is one process."""
     fields = _stat(str(pid), 20)
