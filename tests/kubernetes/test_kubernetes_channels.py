@@ -55,7 +55,7 @@ async def container(kubelet: Kubelet) -> AsyncIterator[Container]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     access = Access(f"http://127.0.0.1:{runner.addresses[0][1]}", None, UserEntry(token="t0ken"))
-    made = Container(access, namespace="ns", pod="pod", container="c", request_seconds=30.0, ping_seconds=2.0)
+    made = Container(access, namespace="ns", pod="pod", container="c", request_seconds=30.0, ping_seconds=1.0)
     async with made:
         yield made
     await runner.cleanup()
