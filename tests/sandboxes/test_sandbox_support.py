@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import msgspec
@@ -151,6 +153,26 @@ def test_a_process_that_has_the_number_of_one_that_ended_is_left_alone(sandbox_r
             assert other.poll() is None
         assert _removed_as(right, sandbox_root)
         assert other.wait(timeout=10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_a_killed_keepers_child_that_holds_its_lock_is_waited_for(sandbox_root: Path, lives: bool) -> None:
+    """Only where the keeper has ended, or has been killed and has not ended yet."""
+    with subprocess.Popen(("sleep", "600")) as keeper:
+        kept = Kept(backend="process", keeper=keeper.pid, pid=0, boot=kernel.boot_id(), namespace=kernel.pid_namespace())
+        if not lives:
+            keeper.kill()
+        folder = sandbox_root / "before"
+        folder.mkdir()
+        held = (folder / LOCK).open("wb")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (folder / STATE).write_bytes(msgspec.json.encode(kept))
+        if not lives:
+            threading.Timer(2.0, held.close).start()
+        assert remove_left(folder) is not lives and folder.exists() is lives
+        assert held.closed is not lives
+        held.close()
+        keeper.kill()
 
 
 def _removed_as(kept: Kept, root: Path) -> bool:
