@@ -20,6 +20,7 @@ from sandbox_suite import Make, config_of, processes_with, sh, spec_of
 from whippletree import sandboxes
 from whippletree.errors import ImageError, SandboxError
 from whippletree.sandboxes import Archive, Build, ImageCache, Reference, Stop, Tree, hostroot
+from whippletree.sandboxes import podman as podman_module
 from whippletree.sandboxes.images import digest_of_context
 from whippletree.sandboxes.podman import Podman
 
@@ -267,7 +268,8 @@ async def test_a_context_is_built_and_an_archive_imported(cache: ImageCache, tmp
     shutil.rmtree(short, ignore_errors=True)
 
 
-def test_a_podman_that_hangs_or_is_missing_is_an_error(tmp_path: Path) -> None:
+def test_a_podman_that_hangs_or_is_missing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podman_module, "_CLEAN_SECONDS", 1.0)  # it hangs then too
     made = tmp_path / "context"
     made.mkdir()
     (made / "Dockerfile").write_text("FROM scratch\n")
