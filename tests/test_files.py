@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 import time
 from pathlib import Path
@@ -72,3 +74,22 @@ def test_a_lock_is_held_by_one_and_waited_for(tmp_path: Path):
     with locked(path, refused, seconds=60):
         assert release.is_set()
     other.join()
+
+
+def test_whoever_looks_at_a_lock_is_waited_for(tmp_path: Path):
+    path, refused = tmp_path / "lock", ConfigurationError("taken", "wait")
+    looking = path.open("wb")
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.3, looking.close).start()
+    with locked(path, refused):
+        assert looking.closed
+
+
+def test_a_lock_is_free_at_its_end_whoever_has_the_file_open_too(tmp_path: Path):
+    """As a child has it that is forked meanwhile, until it runs another program."""
+    path, refused = tmp_path / "lock", ConfigurationError("taken", "wait")
+    with locked(path, refused):
+        (held,) = (int(link.name) for link in Path("/proc/self/fd").iterdir() if link.resolve() == path)
+        too = os.dup(held)
+    with locked(path, refused):
+        os.close(too)

@@ -58,19 +58,24 @@ class LoopWatch:
 
     def __init__(self, name: str, limit: float = STALL_SECONDS) -> None:
         """`name`: of the loop, for people. `limit`: seconds without a beat that are a stall."""
-        self.worst = 0.0
         self.stalls = 0
         self._name = name
         self._limit = limit
         self._beat = time.monotonic()
         self._window = Window(WINDOW_SECONDS)
         self._over = threading.Event()
+        self._worst = 0.0
 
     @property
     def lag(self) -> float:
         """The longest lag of the last minute or so. A stall that goes on counts: whoever asks from another thread sees it."""
         now = time.monotonic()
         return max(self._window.most(now), now - self._beat - BEAT_SECONDS, 0.0)
+
+    @property
+    def worst(self) -> float:
+        """The longest lag so far; a stall that goes on counts here too."""
+        return max(self._worst, self.lag)
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[LoopWatch]:
@@ -92,7 +97,7 @@ class LoopWatch:
             await asyncio.sleep(BEAT_SECONDS)
             now = time.monotonic()
             lag = now - self._beat - BEAT_SECONDS
-            self.worst = max(self.worst, lag)
+            self._worst = max(self._worst, lag)
             self._window.add(now, lag)
             self._beat = now
 

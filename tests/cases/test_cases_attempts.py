@@ -91,7 +91,7 @@ STEP = '[[steps]]\nname = "one"\n'
         ("healthcheck", CauseClass.DEADLINE, {"healthcheck": 0.5}, "[environment.healthcheck]\ncommand = 'sleep 1800'\n", {}),
         ("collect", CauseClass.DEADLINE, {"collect": 0.5}, "[[verifier.collect]]\ncommand = 'sleep 1800'\n", {}),
         ("verify", CauseClass.VERIFIER, {"verify": 0.5}, "", {"tests/test.sh": SLEEP}),
-        ("verify", CauseClass.DEADLINE, {"total": 3.0}, "", {"tests/test.sh": SLEEP}),
+        ("verify", CauseClass.DEADLINE, {"total": 8.0}, "", {"tests/test.sh": SLEEP}),
     ],
 )
 async def test_D07_every_phase_has_its_own_limit_and_is_named(
@@ -112,7 +112,7 @@ async def test_D07_the_agents_limit_is_the_agents(world: World, tmp_path: Path) 
         write_task(tmp_path / "t"),
         settings={"command": "sleep 1800"},
         agent_timeout="mask",
-        deadlines=DeadlineConfig(agent=1.0, grace=2.0, seal=10.0),
+        deadlines=DeadlineConfig(agent=6.0, grace=2.0, seal=10.0),
     )
     failed(rollout, CauseClass.AGENT_TIMEOUT, "agent")
     assert attempt.result is not None and attempt.result.scores == {"reward": 0.0}  # judged, and of no account
@@ -127,7 +127,8 @@ def two_steps(directory: Path) -> Path:
         (directory / "steps" / name / "instruction.md").write_text(f"make {wanted}")
         test = f"#!/bin/sh\n[ -e {wanted} ] && echo 1 {REWARD} || echo 0 {REWARD}\n"
         (directory / "steps" / name / "tests" / "test.sh").write_text(test)
-    toml = '[agent]\ntimeout_sec = 1.5\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+    """Of them the second has little time."""
+    toml = '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n[steps.agent]\ntimeout_sec = 1.5\n'
     return write_task(directory, toml=toml)
 
 

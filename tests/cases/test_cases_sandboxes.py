@@ -58,7 +58,6 @@ done
 
 def test_D28_a_clean_up_command_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The case's input: the container program sleeps for ever on `rm`."""
-    monkeypatch.setattr(podman, "_CLEAN_SECONDS", 0.5)
     program = tmp_path / "podman"
     program.write_text(FAKE_PODMAN)
     program.chmod(0o755)
@@ -68,7 +67,9 @@ def test_D28_a_clean_up_command_that_hangs(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "context").mkdir()
     (tmp_path / "context" / "Dockerfile").write_text("FROM scratch\n")
     config = sandboxes.SandboxConfig(images=str(tmp_path / "images"), podman=str(program))
-    image = sandboxes.ImageCache(config).get(Build(context=str(tmp_path / "context")))
+    with monkeypatch.context() as short:
+        short.setattr(podman, "_CLEAN_SECONDS", 0.5)
+        image = sandboxes.ImageCache(config).get(Build(context=str(tmp_path / "context")))
     assert (Path(image.rootfs) / "f").read_text() == "x"  # the work is not lost
     calls = podman.Podman(config, tmp_path / "images" / "podman")
     assert calls.left() == ["container-7"]  # and what is left is listed
@@ -178,12 +179,12 @@ async def test_D31_slow_starts_make_others_wait_and_not_fail(root: Path, tmp_pat
     """The case's input in small: a start takes longer the more there are at once, beyond the limit of one call."""
     bwrap = tmp_path / "bwrap"
     lock = tmp_path / "lock"
-    bwrap.write_text(f'#!/bin/sh\nflock {lock} sleep 0.2\nexec {find_bwrap(sandboxes.SandboxConfig())} "$@"\n')
+    bwrap.write_text(f'#!/bin/sh\nflock {lock} sleep 0.4\nexec {find_bwrap(sandboxes.SandboxConfig())} "$@"\n')
     bwrap.chmod(0o755)
-    settings = {"bwrap": str(bwrap), "start_seconds": 2.0, "starts_at_once": 2}
-    boxes = [box_of(root, f"d31-{number}", **settings) for number in range(16)]  # 3.2 s of starts, one after the other
+    settings = {"bwrap": str(bwrap), "start_seconds": 6.0, "starts_at_once": 2}
+    boxes = [box_of(root, f"d31-{number}", **settings) for number in range(16)]  # 6.4 s of starts, one after the other
     starting = [asyncio.create_task(box.start()) for box in boxes]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     assert sum(box.waiting for box in boxes) == 14  # shown as waiting
     await asyncio.gather(*starting)
     assert {path.name for path in root.iterdir()} == {f"d31-{number}" for number in range(16)}

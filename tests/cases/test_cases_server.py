@@ -61,6 +61,15 @@ async def test_A48_a_malformed_message_on_turn_two_is_a_400_that_names_it(make_w
         assert (two.parent_call_id, two.prefix_break) == (one.call_id, "")
 
 
+SEEN = """
+import contextlib, os, pathlib
+print(os.environ["OPENAI_API_KEY"])
+for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    with contextlib.suppress(OSError):  # it has ended
+        print(path.read_bytes())
+"""
+
+
 async def test_F08_a_key_full_of_shell_reaches_the_agent_by_its_environment_only(tmp_path):
     api_key, model, mark = "k'; touch /tmp/pwned; echo '", "m$(id)", Path("/tmp/pwned")
     assert not mark.exists()
@@ -80,15 +89,11 @@ async def test_F08_a_key_full_of_shell_reaches_the_agent_by_its_environment_only
     assert not [word for word in plan.argv if api_key in word or model in word]
     assert not [text for _, text in plan.files if api_key in text]
     assert plan.environment["OPENAI_API_KEY"] == api_key
-    seen = (
-        "import os, pathlib; print(os.environ['OPENAI_API_KEY']); "
-        "print(*[path.read_bytes() for path in pathlib.Path('/proc').glob('[0-9]*/cmdline') if path.exists()])"
-    )
     config = sandboxes.SandboxConfig(kind="process", root=str(tmp_path / "boxes"))
     box = sandboxes.create(config, SandboxSpec(sandbox_id="f08"), gateway=("127.0.0.1", 9))
     try:
         await box.start()
-        ended = await box.exec((sys.executable, "-c", seen), timeout=30, environment=plan.environment)
+        ended = await box.exec((sys.executable, "-c", SEEN), timeout=60, environment=plan.environment)
     finally:
         await box.stop()
     key, _, listed = ended.output.partition("\n")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,13 +132,31 @@ async def stream_to_the_last_chunk(world: Any) -> Any:
     return response
 
 
-@pytest.mark.usefixtures("slow_store")
-async def test_D26_a_close_waits_for_the_last_turn_and_nothing_comes_back_after_a_delete(make_world: Any) -> None:
+@pytest.fixture
+def held_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No payload is written before this is set."""
+    put, go = SegmentPayloadStore.put, threading.Event()
+
+    def held(self: SegmentPayloadStore, payloads: Any) -> Any:
+        go.wait(100)
+        return put(self, payloads)
+
+    monkeypatch.setattr(SegmentPayloadStore, "put", held)
+    yield go
+    go.set()
+
+
+async def test_D26_a_close_waits_for_the_last_turn_and_nothing_comes_back_after_a_delete(
+    make_world: Any, held_store: threading.Event
+) -> None:
     async with make_world(lambda prompt: "the last word") as world:
         response = await stream_to_the_last_chunk(world)
         assert world.calls() == []  # not there yet
-        await asyncio.sleep(0.001)
-        report = await world.control.seal_async("r0", 1)
+        sealing = asyncio.create_task(world.control.seal_async("r0", 1, limit=60.0))
+        await asyncio.sleep(0.2)
+        assert not sealing.done()
+        held_store.set()
+        report = await sealing
         assert (report.sealed, report.calls) == (True, 1)
         (call,) = world.calls()
         assert world.sampled_text(call).startswith("the last word")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -66,6 +67,15 @@ def endpoint() -> Iterator[ChatEndpoint]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+@pytest.fixture
+def unused_tcp_port() -> Iterator[int]:
+    """A port where nobody answers. It is the test's alone, which may listen on it: this socket is bound to it and does not."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @pytest.fixture

@@ -174,7 +174,7 @@ class World:
         return [path.name for path in root.iterdir() if prefix.match(path.name)] if root.exists() else []
 
 
-async def until(condition, seconds: float = 30.0) -> None:
+async def until(condition, seconds: float = 60.0) -> None:
     """Waits for a condition."""
     limit = time.monotonic() + seconds
     while not condition():

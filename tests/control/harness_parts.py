@@ -68,12 +68,16 @@ class HttpHarness(Adapter):
             os.kill(spec.sandbox.pid, signal.SIGKILL)
         steps = 0
         if settings.get("ask", True):
-            ask(spec, spec.instruction)
+            try:
+                ask(spec, spec.instruction)
+            finally:
+                if "asked" in settings:
+                    Path(str(settings["asked"])).touch()
             steps = 1
         if "command" in settings:
             from whippletree.sandboxes import attach
 
-            attach(spec.sandbox).exec(["/bin/sh", "-c", str(settings["command"])], timeout=20)
+            attach(spec.sandbox).exec(["/bin/sh", "-c", str(settings["command"])], timeout=60)
         if "again" in settings:  # as an agent that takes every error for its end
             with contextlib.suppress(OSError):
                 ask(spec, str(settings["again"]))

@@ -38,7 +38,7 @@ async def test_a_wrong_answer_is_a_reward_of_zero(world: World, tmp_path: Path) 
 
 
 async def test_a_time_out_is_still_verified(world: World, tmp_path: Path) -> None:
-    task = write_task(tmp_path / "t", toml="[agent]\ntimeout_sec = 1.5\n")
+    task = write_task(tmp_path / "t", toml="[agent]\ntimeout_sec = 6.0\n")
     rollout, attempt = await run_one(world, task, settings={"command": "touch done; sleep 1000"})
     assert (rollout.state, rollout.reward, attempt.exit_status) == ("succeeded", 1.0, "deadline")
     assert attempt.cut_short is not None and attempt.cut_short.cause is CauseClass.AGENT_TIMEOUT
@@ -109,7 +109,7 @@ async def test_engines_that_fail_are_blamed_and_not_the_harness(world: World, tm
     assert "unavailable" in failed(rollout, CauseClass.ENGINE, "agent")
 
 
-@pytest.mark.parametrize(("patience", "seconds"), [(0.3, 60.0), (60.0, 1.5)])
+@pytest.mark.parametrize(("patience", "seconds"), [(0.3, 60.0), (60.0, 6.0)])
 async def test_an_agent_that_an_engine_left_alone_is_not_judged(
     world: World, tmp_path: Path, patience: float, seconds: float
 ) -> None:
@@ -126,16 +126,23 @@ async def test_an_agent_that_an_engine_left_alone_is_not_judged(
 
 async def test_nothing_of_the_agent_runs_while_the_verifier_judges(world: World, tmp_path: Path) -> None:
     test = f"#!/bin/sh\nrm -f beat; sleep 0.5; [ -e beat ] && echo 0 {REWARD} || echo 1 {REWARD}\n"
-    command = "setsid sh -c 'while :; do echo > beat; sleep 0.05; done' > /dev/null 2>&1 & sleep 0.3"
+    beats = "setsid sh -c 'while :; do echo > beat; sleep 0.05; done' > /dev/null 2>&1 &"
+    command = f"{beats} while ! test -e beat; do sleep 0.02; done"
     rollout, _ = await run_one(world, write_task(tmp_path / "t", test=test), settings={"command": command})
     assert (rollout.state, rollout.reward) == ("succeeded", 1.0)
 
 
 async def test_a_sealed_attempt_gets_no_further_call(world: World, tmp_path: Path) -> None:
-    task = write_task(tmp_path / "t", toml="[agent]\ntimeout_sec = 1.0\n")
-    rollout, _ = await run_one(world, task, settings={"sleep": 2.0}, deadlines=DeadlineConfig(grace=5.0))
-    failed(rollout, CauseClass.NO_CALLS, "agent")  # it asked only after its time was over
-    assert world.store.calls(rollout.spec.rollout_id, 1) == []
+    names = world.add(1, write_task(tmp_path / "t", toml="[agent]\ntimeout_sec = 1.0\n"), max_attempts=1)
+    go, asked = tmp_path / "go", tmp_path / "asked"
+    settings = {"wait_for": str(go), "asked": str(asked)}
+    async with world.controlling(world.spec(settings=settings, deadlines=DeadlineConfig(grace=60.0))):
+        await until(lambda: any(attempt.sealed for attempt in world.store.attempts(names[0])))
+        go.touch()  # it asks only after its time was over
+        (rollout,) = await world.finished(names)
+        await until(asked.exists)
+    failed(rollout, CauseClass.NO_CALLS, "agent")
+    assert world.store.calls(names[0], 1) == [] and world.turns == 0
 
 
 @pytest.mark.parametrize("phase", ["boot", "agent"])

@@ -199,9 +199,9 @@ async def test_an_agent_out_of_budget_is_judged_masked_or_tried_again(
 
 async def test_the_whole_attempt_has_a_limit_that_names_the_phase(world: World, tmp_path: Path) -> None:
     task = write_task(tmp_path / "t", test="#!/bin/sh\nsleep 60\n")
-    rollout, attempt = await run_one(world, task, deadlines=DeadlineConfig(grace=2.0, seal=10.0, total=3.0))
+    rollout, attempt = await run_one(world, task, deadlines=DeadlineConfig(grace=2.0, seal=10.0, total=8.0))
     message = failed(rollout, CauseClass.DEADLINE, "verify")
-    assert "within 3 s" in message and rollout.cause is not None and "deadlines.total" in rollout.cause.next_step
+    assert "within 8 s" in message and rollout.cause is not None and "deadlines.total" in rollout.cause.next_step
     assert [phase.name for phase in attempt.phases if phase.overran] == ["verify"] and attempt.phases[-1].name == "cleanup"
 
 

@@ -114,7 +114,7 @@ async def test_an_account_that_cannot_be_read_changes_no_end(run: Run, tmp_path:
 
 async def test_records_of_a_run_that_was_stopped_are_told_too(run: Run, tmp_path: Path) -> None:
     script = f"mkdir -p {ROOT}{HOME}/.tool; echo 1 > {ROOT}{HOME}/.tool/s.jsonl; sleep 1000"
-    end = await run(Shell(records=(f"{HOME}/.tool/*.jsonl",)), script, timeout=2)
+    end = await run(Shell(records=(f"{HOME}/.tool/*.jsonl",)), script, timeout=5)
     assert end.timed_out and (tmp_path / "out" / records.ACCOUNT).exists()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from whippletree.control import lifeline
 
 
-def wait_until(condition, seconds: float = 20.0) -> None:
+def wait_until(condition, seconds: float = 60.0) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "waited in vain"

@@ -54,7 +54,7 @@ async def pool(
         await made.close()
 
 
-async def until(condition, seconds: float = 30.0) -> None:
+async def until(condition, seconds: float = 60.0) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "waited in vain"

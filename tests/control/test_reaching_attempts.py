@@ -23,10 +23,11 @@ from whippletree.types import CauseClass, Rollout
 
 GET = """
 import sys, urllib.request
-try:
-    print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())
-except OSError as error:
-    print("none")
+for url in sys.argv[1:]:
+    try:
+        print(urllib.request.urlopen(url, timeout=20).read().decode())
+    except OSError as error:
+        print("none")
 """
 PROXY = "http_proxy=http://127.0.0.1:3128 no_proxy="  # for a command that is not led there
 ASK = '/usr/bin/python3 -c "$ASK"'
@@ -212,7 +213,7 @@ except OSError:
     got = b""
 pathlib.Path("answer").write_bytes(got or b"cut")
 """
-    wait = "for n in $(seq 500); do [ -s {} ] && break; sleep 0.02; done"
+    wait = "for n in $(seq 2000); do [ -s {} ] && break; sleep 0.02; done"
     setup = f"/usr/bin/python3 keep.py > /dev/null 2>&1 &\n{wait.format('open')}"
     made = task(
         tmp_path / "t",
@@ -255,7 +256,7 @@ async def test_what_a_crashing_agent_tried_is_told_too(bubble: World, index: Ind
 
 
 async def test_refusals_of_an_attempt_are_told_up_to_a_number(bubble: World, index: Index, tmp_path: Path) -> None:
-    many = f"for n in $(seq 40); do {PROXY} /usr/bin/python3 get.py http://h$n.example/ > /dev/null; done"
+    many = f"{PROXY} /usr/bin/python3 get.py $(for n in $(seq 40); do echo http://h$n.example/; done) > /dev/null"
     network = NetworkConfig(setup=(index.address,))
     rollout, _ = await run_one(bubble, task(tmp_path / "t"), settings={"command": many}, network=network)
     assert len(told(bubble, rollout, REFUSED)) == 32 and len(told(bubble, rollout, SUSPECTED)) == 40

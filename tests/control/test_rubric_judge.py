@@ -126,7 +126,7 @@ async def test_an_endpoint_that_refuses_schemas_is_asked_without_from_then_on(tm
     [
         ("I would rather not.", {"tries": 2}, "2 answers of the judge were unusable: there is no JSON object", 2),
         ((401, {}), {}, "the judge refuses the question: .*401", 2),
-        (503, {"limit": 0.2}, "no usable answer within 0.2 s; the last trouble: .*503", None),
+        (503, {"limit": 3.0}, "no usable answer within 3 s; the last trouble: .*503", None),
     ],
 )
 async def test_a_judge_that_fails_gives_no_score_and_says_why(
@@ -140,8 +140,8 @@ async def test_a_judge_that_fails_gives_no_score_and_says_why(
 
 
 async def test_an_absent_judge_gives_no_score(tmp_path: Path, unused_tcp_port: int) -> None:
-    with pytest.raises(VerifierError, match=r"no usable answer within 0\.2 s; the last trouble"):
-        await ask(tmp_path, rubric(f"http://127.0.0.1:{unused_tcp_port}/v1", limit=0.2), "hello")
+    with pytest.raises(VerifierError, match="no usable answer within 3 s; the last trouble"):
+        await ask(tmp_path, rubric(f"http://127.0.0.1:{unused_tcp_port}/v1", limit=3.0), "hello")
 
 
 async def test_a_question_that_is_too_long_is_not_asked_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from control_world import World, write_task
+from control_world import World, until, write_task
 
 from whippletree.control.seal import GatewaySealer
 from whippletree.engines.scripted import Faults
@@ -72,9 +72,17 @@ async def test_without_a_gateway_the_store_seals(world: World, attempt: Attempt,
 
 async def test_a_gateway_that_comes_back_is_asked_again(world: World, attempt: Attempt, unused_tcp_port: int) -> None:
     world.port = unused_tcp_port
+    tried: list[object] = []
     async with sealer(world) as made:
-        sealing = asyncio.create_task(made.seal(attempt.rollout_id, attempt.attempt, 30, crashed=False))
-        await asyncio.sleep(1.2)
+        try_seal = made._try_seal
+
+        async def noted(*arguments: object) -> object:
+            tried.append(await try_seal(*arguments))  # type: ignore[arg-type]
+            return tried[-1]
+
+        made._try_seal = noted  # type: ignore[method-assign,assignment]
+        sealing = asyncio.create_task(made.seal(attempt.rollout_id, attempt.attempt, 60, crashed=False))
+        await until(lambda: len(tried) == 2)
         assert not sealing.done()
         async with world.serving():
             report = await sealing

@@ -27,7 +27,7 @@ import asyncio, openai
 
 async def slow(context):
     client = openai.AsyncOpenAI(base_url=context.base_url, api_key=context.api_key)
-    done = await asyncio.to_thread(context.run, "printf 'a\\\\n'; env | grep -c SECRET_KEY; sleep 60", 1)
+    done = await asyncio.to_thread(context.run, "printf 'a\\\\n'; env | grep -c SECRET_KEY; sleep 60", 5)
     answer = await client.chat.completions.create(model=context.model, messages=[{"role": "user", "content": done.output}])
     return f"{answer.choices[0].message.content} {done.exit_code} {done.timed_out}"
 

@@ -9,6 +9,7 @@ import pytest
 
 from whippletree.harnesses.mini_swe_agent import DONE_MESSAGE
 from whippletree.protocols import PoolHarness
+from whippletree.sandboxes import client
 
 pytestmark = pytest.mark.live
 
@@ -38,14 +39,18 @@ COMMANDS: list[Any] = [
 ]
 
 
-async def test_results_equal_those_of_the_local_environment(mini: PoolHarness, boxes: Any) -> None:
+async def test_results_equal_those_of_the_local_environment(
+    mini: PoolHarness, boxes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "QUIET_SECONDS", 10.0)  # theirs waits for what is left, if that ends before the time limit
+    monkeypatch.setattr(client, "LEFT_SECONDS", 10.0)
     from minisweagent.environments.local import LocalEnvironment
 
     from whippletree.harnesses.mini_environment import SandboxEnvironment
 
     box = await boxes(gateway_port=0)
-    ours = SandboxEnvironment(sandbox=box.handle, cwd="/app", env={"VAR": "v"}, timeout=1)
-    theirs = LocalEnvironment(cwd="/tmp", env={"VAR": "v"}, timeout=1)
+    ours = SandboxEnvironment(sandbox=box.handle, cwd="/app", env={"VAR": "v"}, timeout=5)
+    theirs = LocalEnvironment(cwd="/tmp", env={"VAR": "v"}, timeout=5)
 
     def run(environment: Any) -> list[Any]:
         return [environment.execute({"command": command}) for command in COMMANDS]

@@ -37,7 +37,7 @@ SCRIPT = [*TROUBLES, bash(DONE)]
 
 async def test_both_modes_send_the_same_requests(mini: PoolHarness, stub: ModelStub, boxes: Any, tmp_path: Path) -> None:
     stub.script = {"pooled": SCRIPT, SECRET: SCRIPT}
-    settings = {"command_seconds": 2, "format_error_limit": 0, "step_limit": 20}
+    settings = {"command_seconds": 5, "format_error_limit": 0, "step_limit": 20}
     pooled = await boxes("pooled", gateway_port=0)
     alone = await boxes("alone", read_only=mini.read_only)
     (result, _), (lone, trajectory) = await asyncio.gather(
@@ -50,7 +50,7 @@ async def test_both_modes_send_the_same_requests(mini: PoolHarness, stub: ModelS
     observed = [message["content"] for body in stub.seen["pooled"] for message in body["messages"] if message["role"] == "tool"]
     assert any("<returncode>-9</returncode>" in content for content in observed)
     assert any("a\nb�" in content and "<returncode>3" in content for content in observed)
-    assert any("timed out after 2 seconds" in content and "slow" in content for content in observed)
+    assert any("timed out after 5 seconds" in content and "slow" in content for content in observed)
     assert stub.seen["pooled"] == stub.seen[SECRET]
     assert stub.paths == {"/v1/chat/completions"}
 

@@ -41,7 +41,7 @@ SCRIPT = [*TROUBLES, bash("pwd; cat"), bash(DONE)]
 @pytest.mark.parametrize("settings", [{}, {"compact_every": 2}], ids=["plain", "compacting"])
 async def test_both_modes_send_the_same_requests(stub: ModelStub, boxes: Any, tmp_path: Path, settings: dict[str, Any]) -> None:
     stub.script = {"pooled": SCRIPT, SECRET: SCRIPT}
-    settings = {"command_seconds": 2} | settings
+    settings = {"command_seconds": 5} | settings
     pooled = await boxes("pooled", gateway_port=0)
     alone = await boxes("alone", read_only=Whitebox().read_only)
     (result, record), (lone, trajectory) = await asyncio.gather(

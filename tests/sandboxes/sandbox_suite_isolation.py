@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
-from sandbox_suite import NOTHING, Make, config_of, left_behind, sh, spec_of
+from sandbox_suite import NOTHING, Make, config_of, left_behind, orphans_are_reaped, sh, spec_of
 
 from whippletree import sandboxes
 from whippletree.errors import SandboxError
@@ -78,8 +77,4 @@ class IsolationSuite:
         assert left_behind(sandbox_root) == NOTHING
 
     async def test_orphans_are_reaped(self, make: Make) -> None:
-        box = await make("runc")
-        for _ in range(5):
-            await sh(box, "setsid -f sleep 0.05 >/dev/null 2>&1; setsid -f sleep 0.05 >/dev/null 2>&1")
-        await asyncio.sleep(0.4)
-        assert "defunct" not in (await sh(box, "ps -ef")).output
+        await orphans_are_reaped(await make(self.kind))

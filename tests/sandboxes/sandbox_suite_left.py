@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 
-from sandbox_suite import Make, processes_with, sh
+from sandbox_suite import Make, processes_with, sh, until
 
 from whippletree import sandboxes
 
 _LONG = 300.0  # seconds: no test waits for it, unless exec does
-_FETCH = """
-import sys, time, urllib.request
-for _ in range(500):
-    try:
-        print(urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/note", timeout=20).read().decode().strip())
-        break
-    except OSError:
-        time.sleep(0.02)
+_SERVE = """
+import http.server, os
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+with open("port.new", "w") as file:
+    file.write(str(server.server_port))
+os.rename("port.new", "port")
+server.serve_forever()
 """
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+_FETCH = """
+import os, time, urllib.request
+while not os.path.exists("port"):
+    time.sleep(0.02)
+print(urllib.request.urlopen(f"http://127.0.0.1:{open('port').read()}/note", timeout=20).read().decode().strip())
+"""
 
 
 class LeftSuite:
@@ -34,13 +33,14 @@ class LeftSuite:
 
     async def test_a_server_of_one_command_serves_the_next_ones(self, make: Make) -> None:
         """It logs each request to an output that nobody waits for any more."""
-        box, port = await make(self.kind), _free_port()
+        box = await make(self.kind)
         await sh(box, "echo served > note")
-        started = await sh(box, f"python3 -m http.server {port} --bind 127.0.0.1 & echo started; exit 3", timeout=_LONG)
+        serving = 'python3 -c "$1" & echo started; exit 3'
+        started = await box.exec(("/bin/sh", "-c", serving, "sh", _SERVE), timeout=_LONG)
         assert (started.exit_code, started.left_running, started.timed_out) == (3, True, False)
         assert started.output.startswith("started\n")
         for _ in range(3):
-            seen = await box.exec(("python3", "-c", _FETCH, str(port)), timeout=60)
+            seen = await box.exec(("python3", "-c", _FETCH), timeout=60)
             assert (seen.output, seen.left_running) == ("served\n", False)
 
     async def test_what_is_left_may_write_more_than_a_pipe_holds(self, make: Make) -> None:
@@ -80,6 +80,6 @@ class LeftSuite:
         mark = f"71{os.getpid()}"
         held = await asyncio.gather(*(sh(box, f"sleep {mark} &", timeout=_LONG) for _ in range(8)))
         assert all(done.left_running for done in held)
-        assert len(processes_with(f"sleep\0{mark}")) == 8
+        await until(lambda: len(processes_with(f"sleep\0{mark}")) == 8, "what they left, which may begin after their end")
         await box.stop()
         assert processes_with(f"sleep\0{mark}") == []

@@ -20,6 +20,7 @@ from sandbox_suite import Make, config_of, processes_with, sh, spec_of
 from whippletree import sandboxes
 from whippletree.errors import ImageError, SandboxError
 from whippletree.sandboxes import Archive, Build, ImageCache, Reference, Stop, Tree, hostroot
+from whippletree.sandboxes import podman as podman_module
 from whippletree.sandboxes.images import digest_of_context
 from whippletree.sandboxes.podman import Podman
 
@@ -267,7 +268,8 @@ async def test_a_context_is_built_and_an_archive_imported(cache: ImageCache, tmp
     shutil.rmtree(short, ignore_errors=True)
 
 
-def test_a_podman_that_hangs_or_is_missing_is_an_error(tmp_path: Path) -> None:
+def test_a_podman_that_hangs_or_is_missing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podman_module, "_CLEAN_SECONDS", 1.0)  # it hangs then too
     made = tmp_path / "context"
     made.mkdir()
     (made / "Dockerfile").write_text("FROM scratch\n")
@@ -281,6 +283,38 @@ def test_a_podman_that_hangs_or_is_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match=r"podman"):
         ImageCache(away).get(Reference(name="debian:12"))
     assert not [path for path in (tmp_path / "images").iterdir() if path.name.startswith(".making-")]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_what_a_build_started_has_ended_when_it_is_given_up(tmp_path: Path, stopped: bool) -> None:
+    """No wait between the error and the look; what was started holds none of its outputs, and is not its child."""
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    mark = f"44{os.getpid()}"
+    program = tmp_path / "podman"
+    many = f"for one in $(seq 30); do (sleep {mark} >/dev/null 2>&1 &); done; sleep {mark}"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *" build "*) {many} ;; esac\n')
+    program.chmod(0o755)
+    config = sandboxes.SandboxConfig(images=str(tmp_path / "images"), podman=str(program), image_seconds=100 if stopped else 1)
+    for number in range(2):
+        stop, said = Stop(), list[str]()
+        built = tmp_path / f"context-{number}"
+        built.mkdir()
+        (built / "Dockerfile").write_text(f"FROM scratch\nENV N={number}\n")
+
+        def build(stop: Stop = stop, said: list[str] = said, built: Path = built) -> None:
+            try:
+                ImageCache(config).get(Build(context=str(built)), stop=stop)
+            except ImageError as error:
+                said += [error.cause, *map(str, processes_with(f"sleep\0{mark}"))]
+
+        thread = threading.Thread(target=build)
+        thread.start()
+        while stopped and len(processes_with(f"sleep\0{mark}")) < 31:
+            time.sleep(0.01)
+        if stopped:
+            stop.ask()
+        thread.join()
+        assert said == ["the making of the image was stopped" if stopped else "podman build did not end within 1 s"]
 
 
 def test_the_digest_is_of_names_modes_links_and_contents(tmp_path: Path) -> None:
@@ -332,7 +366,7 @@ def test_a_build_ends_with_the_process_that_waits_for_it(cache: ImageCache, tmp_
         while not processes_with(f"sleep\0{mark}") and builder.poll() is None:
             time.sleep(0.02)
         builder.kill()
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 60
     while processes_with(f"sleep\0{mark}"):
         assert time.monotonic() < limit, "the build goes on"
         time.sleep(0.02)

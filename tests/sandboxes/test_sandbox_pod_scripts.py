@@ -65,7 +65,7 @@ class Started:
     process: subprocess.Popen[bytes]
 
     def finish(self, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-        out, err = self.process.communicate(stdin, timeout=8)
+        out, err = self.process.communicate(stdin, timeout=60)
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, err)
 
 
@@ -86,7 +86,7 @@ def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shell]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < limit, "waited in vain"
         time.sleep(0.01)
@@ -134,7 +134,8 @@ def test_a_program_whose_name_looks_like_a_variable_runs(shell: Shell) -> None:
 
 
 def test_a_command_has_no_input_and_waits_for_its_output(shell: Shell) -> None:
-    done = shell.run(shell.command(token(), "sh", "-c", "cat; (sleep 0.3; echo late) & echo first"), stdin=b"not for it")
+    late = "(while ! test -e said; do sleep 0.05; done; sleep 0.3; echo late)"
+    done = shell.run(shell.command(token(), "sh", "-c", f"cat; {late} & echo first; : > said"), stdin=b"not for it")
     assert done.stdout == b"first\nlate\n"
 
 

@@ -76,7 +76,15 @@ async def test_podman_has_its_own_time_and_says_what_is_wrong(sandbox_root: Path
 
 
 def _watchers(folder: Path) -> list[int]:
-    return [pid for pid in processes_with(f"{folder}/") if Path(f"/proc/{pid}/comm").read_text().strip() == "conmon"]
+    return [pid for pid in processes_with(f"{folder}/") if _name(pid) == "conmon"]
+
+
+def _name(pid: int) -> str:
+    """A process's name; "" once it has gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 async def test_a_killed_keeper_leaves_no_container(make: Make, sandbox_root: Path) -> None:

@@ -69,25 +69,27 @@ async def test_many_at_once(address: tuple[str, int]) -> None:
 
 
 async def test_a_gateway_that_is_away_closes_and_the_next_connection_is_tried_afresh() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        target = free.getsockname()
+    target = socket.socket()
+    target.bind(("127.0.0.1", 0))  # the port is its own, and refuses
     listener = socket.create_server(("127.0.0.1", 0))
-    relay = Relay(listener, target)
+    relay = Relay(listener, target.getsockname())
     await relay.start()
     address = listener.getsockname()
     with pytest.raises(OSError):
         if await send(address, b"x") == b"":
             raise ConnectionResetError
-    server = await asyncio.start_server(echo, *target)
+    server = await asyncio.start_server(echo, sock=target)
     assert (await send(address, b"x"))[32:] == b"x"
     await relay.close()
     server.close()
 
 
 async def test_the_loss_of_one_side_closes_the_other_and_close_cuts_all() -> None:
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        begun.set()
         await reader.read()
         ended.set()
         writer.close()
@@ -98,16 +100,16 @@ async def test_the_loss_of_one_side_closes_the_other_and_close_cuts_all() -> Non
     await relay.start()
     _, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(b"x")
-    await writer.drain()
-    await asyncio.sleep(0.05)
+    await begun.wait()
     writer.transport.abort()
-    await asyncio.wait_for(ended.wait(), 10)
+    await asyncio.wait_for(ended.wait(), 30)
+    begun.clear()
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(b"x")
-    await asyncio.sleep(0.05)
+    await begun.wait()
     await relay.close()
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await asyncio.wait_for(reader.readexactly(1), 10)
+        await asyncio.wait_for(reader.readexactly(1), 30)
     writer.close()
     with pytest.raises(OSError):
         await asyncio.open_connection(*listener.getsockname())

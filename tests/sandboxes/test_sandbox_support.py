@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import msgspec
@@ -83,7 +85,6 @@ CONTROLLER = textwrap.dedent(
             await box.start()
             await box.exec(("sh", "-c", f"setsid -f sleep {mark} >/dev/null 2>&1"), timeout=20)
             asyncio.create_task(box.exec(("sleep", mark), timeout=600))
-        await asyncio.sleep(0.5)
         print("up", flush=True)
         await asyncio.sleep(600)
 
@@ -100,7 +101,7 @@ async def test_a_killed_controller_leaves_nothing(kind: str, sandbox_root: Path)
     )
     assert controller.stdout is not None
     assert await controller.stdout.readline() == b"up\n"
-    assert len(processes_with(f"sleep\0{mark}")) == 4
+    await until(lambda: len(processes_with(f"sleep\0{mark}")) == 4, "its commands")
     controller.send_signal(signal.SIGKILL)
     await controller.wait()
     await until(lambda: not processes_with(f"sleep\0{mark}"), "the end of its processes")
@@ -152,6 +153,26 @@ def test_a_process_that_has_the_number_of_one_that_ended_is_left_alone(sandbox_r
             assert other.poll() is None
         assert _removed_as(right, sandbox_root)
         assert other.wait(timeout=10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_a_killed_keepers_child_that_holds_its_lock_is_waited_for(sandbox_root: Path, lives: bool) -> None:
+    """Only where the keeper has ended, or has been killed and has not ended yet."""
+    with subprocess.Popen(("sleep", "600")) as keeper:
+        kept = Kept(backend="process", keeper=keeper.pid, pid=0, boot=kernel.boot_id(), namespace=kernel.pid_namespace())
+        if not lives:
+            keeper.kill()
+        folder = sandbox_root / "before"
+        folder.mkdir()
+        held = (folder / LOCK).open("wb")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (folder / STATE).write_bytes(msgspec.json.encode(kept))
+        if not lives:
+            threading.Timer(2.0, held.close).start()
+        assert remove_left(folder) is not lives and folder.exists() is lives
+        assert held.closed is not lives
+        held.close()
+        keeper.kill()
 
 
 def _removed_as(kept: Kept, root: Path) -> bool:

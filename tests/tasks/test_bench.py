@@ -117,19 +117,23 @@ async def test_a_sandbox_that_does_not_start_is_a_cause(separate, tmp_path, hang
 
 
 async def test_who_is_cancelled_while_it_closes_learns_of_it(separate):
+    ending, over = asyncio.Event(), asyncio.Event()
+
     class Slow(Broken):
         async def start(self):
             try:
                 await asyncio.Event().wait()
             finally:
-                await asyncio.sleep(0.2)
+                ending.set()
+                await over.wait()
 
     slow = Slow(hangs=True)
     bench = Bench(separate, separate.steps[0], lambda spec: slow, "x")
     bench.begin()
     await asyncio.sleep(0)
     closing = asyncio.create_task(bench.close())
-    await asyncio.sleep(0.05)
+    await ending.wait()
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
+    over.set()

@@ -146,10 +146,10 @@ async def test_settings_that_make_no_sense_are_refused(tmp_path: Path, settings:
 
 
 async def test_a_run_of_tests_is_told_as_it_was(tmp_path: Path, make_sandbox):
-    quick = Testing(seconds=3.0)
+    whole, quick = Testing(seconds=60.0), Testing(seconds=3.0)
     one = {"test_a.py": b"import unittest\nclass A(unittest.TestCase):\n    def test_a(self):\n        pass\n"}
-    assert (await run_tests(one, quick, make_sandbox)).passed == ("test_a.A.test_a",)
-    assert "no results" in (await run_tests({"test_a.py": b"import os\nos._exit(3)\n"}, quick, make_sandbox)).trouble
+    assert (await run_tests(one, whole, make_sandbox)).passed == ("test_a.A.test_a",)
+    assert "no results" in (await run_tests({"test_a.py": b"import os\nos._exit(3)\n"}, whole, make_sandbox)).trouble
     assert "ran past 3 s" in (await run_tests({"test_a.py": b"while True: pass\n"}, quick, make_sandbox)).trouble
 
 

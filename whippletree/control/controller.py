@@ -217,7 +217,6 @@ def absent(directory: Path) -> str:
 
 
 def only_one(path: Path) -> AbstractContextManager[None]:
-    """Hold the run directory's lock. Raises ConfigurationError where another holds it for longer than somebody needs who only
-    looks whether it is held."""
+    """Hold the run directory's lock. Raises ConfigurationError where another holds it, not only to see whether it is held."""
     refused = ConfigurationError(f"another controller works on {path.parent}", "stop it, or choose another run")
     return locked(path, refused, seconds=LOCK_SECONDS)

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import signal
 import socket
 import struct
 from pathlib import Path
@@ -185,6 +186,25 @@ def children_of(*, ended: bool = False) -> dict[int, list[int]]:
         if ended or fields[0] != b"Z":
             children.setdefault(int(fields[1]), []).append(int(entry))
     return children
+
+
+def leaves(pid: int) -> bool:
+    """Whether a process has ended, or has a SIGKILL that it has not come to yet."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+            fields = dict(line.split(":", 1) for line in file if ":" in line)
+    except OSError:
+        return True
+    pending = int(fields["SigPnd"], 16) | int(fields["ShdPnd"], 16)
+    return fields["State"].split()[0] in ("Z", "X") or bool(pending & 1 << signal.SIGKILL - 1)
+
+
+def session_runs(session: int) -> bool:
+    """Whether a process of that session has not ended."""
+    for entry in os.listdir("/proc"):  # noqa: PTH208
+        if entry.isdigit() and (fields := _stat(entry, 4)) and int(fields[3]) == session and fields[0] not in (b"Z", b"X"):
+            return True
+    return False
 
 
 def start_time(pid: int) -> int:

@@ -70,7 +70,7 @@ def remove_left(folder: Path, *, token: str = "") -> bool:
         kept = _kept(folder)
         if token and (kept is None or kept.token != token):
             return False
-        if not _locked(lock, _LOCK_SECONDS if token else 1.0):
+        if not _locked(lock, _LOCK_SECONDS if token else 1.0) and not (_leaves(kept) and _locked(lock, _LOCK_SECONDS)):
             if not token or kept is None:
                 return False
             _end(kept.keeper, kernel.start_time(kept.keeper))  # it lives: it holds the lock
@@ -79,7 +79,7 @@ def remove_left(folder: Path, *, token: str = "") -> bool:
         if kept is not None:
             ours = tuple(path for path in kept.cgroups if cgroups.PREFIX in path)
             cgroups.thaw(ours)
-            if (kept.boot, kept.namespace) == (kernel.boot_id(), kernel.pid_namespace()):
+            if _here(kept):
                 _end(kept.pid, kept.started)
             _kill_marked(folder)
             cgroups.remove(ours, seconds=_LOCK_SECONDS)
@@ -107,6 +107,16 @@ def _locked(lock: int, seconds: float) -> bool:
             time.sleep(0.02)
         else:
             return True
+
+
+def _leaves(kept: Kept | None) -> bool:
+    """Whether the keeper has ended, or was killed and is about to; a child of it may hold the lock for a moment yet."""
+    return kept is not None and _here(kept) and kernel.leaves(kept.keeper)
+
+
+def _here(kept: Kept) -> bool:
+    """Whether the process ids on record are of this boot and this PID namespace."""
+    return (kept.boot, kept.namespace) == (kernel.boot_id(), kernel.pid_namespace())
 
 
 def _end(pid: int, started: int) -> None:

@@ -5,7 +5,8 @@ limit, after which podman and all that it started are killed; a `Stop` does the 
 of this process in whatever way.
 
 Invariants (tests/sandboxes/test_sandbox_images.py): a call that fails, takes too long or is stopped is an error with what was
-said; what it could not remove is noted, and removed later, when nobody else is at work in the storage.
+said; all that it started has ended then; what it could not remove is noted, and removed later, when nobody else is at work in
+the storage.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ from pathlib import Path
 import msgspec
 
 from whippletree.errors import ImageError, SandboxError
+from whippletree.sandboxes import kernel
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.sandboxes.machine import PATH
 from whippletree.sandboxes.recipes import Archive, Build, Reference
@@ -33,6 +36,7 @@ from whippletree.sandboxes.recipes import Archive, Build, Reference
 _ULIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")  # its defaults are above what some roots may set
 _TAR = ("tar", "--extract", "--preserve-permissions", "--numeric-owner", "--xattrs", "--xattrs-include=*")
 _CLEAN_SECONDS = 60.0
+_END_SECONDS = 10.0  # for what was killed
 _SAID = 2000
 _RUN_ROOT = 50
 _LEFT, _MAKING = "left", "making-"
@@ -276,13 +280,23 @@ class Podman:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
+                _await_end(process.pid)
                 cause = f"podman {arguments[0]} did not end within {seconds:g} s"
                 raise ImageError(cause, f"raise {_LIMITS}, or look at what it waits for") from None
-        stop.check()
+        if stop.asked:
+            _await_end(process.pid)
+            stop.check()
         if process.returncode:
             said = f"{out}{errors}" if arguments[0] == "build" else errors  # a step's own words are in its output
             raise ImageError(f"podman {arguments[0]}: {said.strip()[-_SAID:]}", "mend what it names")
         return out or ""
+
+
+def _await_end(session: int) -> None:
+    """Wait until all that was killed of a session has ended: until then it holds what is to be removed."""
+    deadline = time.monotonic() + _END_SECONDS
+    while kernel.session_runs(session) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _tie() -> tuple[str, ...]:

@@ -126,7 +126,7 @@ async def test_an_older_event_never_undoes_a_newer_one(fake: Site):
 
     api_of(fake).scripts.append([event("ADDED", 5, 1), event("MODIFIED", 9, 3), event("MODIFIED", 7, 2), event("ADDED", 5, 1)])
     async with fake.cluster() as cluster, mirroring(cluster) as mirror:
-        await until(lambda: mirror.objects and mirror._version != "0")
-        await asyncio.sleep(0.1)
+        requests = api_of(fake).requests  # a list, the watch, and once that has ended with all that it said, the next
+        await until(lambda: sum(method == "GET" and path.endswith("/jobs") for method, path in requests) >= 3)
         assert mirror.objects["u"].status.active == 3
         assert mirror._version == "9"

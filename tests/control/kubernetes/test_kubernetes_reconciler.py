@@ -284,7 +284,7 @@ async def test_a_quota_that_stays_full_is_a_deadline(fake_kube: KubeWorld):
     assert isinstance(api, FakeApi)
     api.fail("POST", "jobs", refusal(403, "Forbidden", "exceeded quota: jobs"), times=1000)
     (name,) = fake_kube.want("solve")
-    async with fake_kube.controlling(fake_kube.kube_spec(pending_seconds=0.5)):
+    async with fake_kube.controlling(fake_kube.kube_spec(pending_seconds=3.0)):
         (rollout,) = await fake_kube.finished([name])
     assert (rollout.cause.cause, "quota" in rollout.cause.message) == (CauseClass.DEADLINE, True)
 
