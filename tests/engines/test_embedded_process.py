@@ -223,6 +223,12 @@ def test_the_process_ends_with_its_parent(models: Callable[[str], Models], tmp_p
         time.sleep(0.05)
 
 
+def test_a_parent_that_ended_while_it_started_is_noticed(models: Callable[[str], Models]) -> None:
+    with subprocess.Popen(("true",)) as gone:
+        gone.wait()
+    assert main(["--model", models("llama").old, "--exit-with-parent", str(gone.pid)]) == 0
+
+
 def test_every_setting_is_an_option_and_a_wrong_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])

@@ -76,10 +76,18 @@ def read_command(kind: type[C], argv: Sequence[str], *, module: str, required: t
             help=f"{docs[field.name]} [{default}]".replace("%", "%%"),
         )
     parser.add_argument("--ready-file", type=Path, help="Write host, port and pid there, as JSON, once the engine is ready.")
-    parser.add_argument("--exit-with-parent", action="store_true", help="End when the process that started this one ends.")
+    parser.add_argument(
+        "--exit-with-parent",
+        type=int,
+        nargs="?",
+        const=os.getppid(),
+        default=0,
+        metavar="PID",
+        help="End when the process that started this one ends; with its PID also where it ended before this was read.",
+    )
     values = vars(parser.parse_args(argv))
     ready_file = values.pop("ready_file")
-    parent = os.getppid() if values.pop("exit_with_parent") else 0
+    parent = values.pop("exit_with_parent")
     try:
         return Command(convert(kind, values, "command line"), ready_file, parent)
     except WhippletreeError as error:

@@ -133,7 +133,7 @@ def _address(config: TeacherConfig, directory: Path) -> Iterator[str]:
     ready.parent.mkdir(parents=True, exist_ok=True)
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "whippletree.engines.embedded", "--model", config.directory, "--name", config.name]
-    command += ["--context", str(config.context), "--ready-file", str(ready), "--exit-with-parent"]
+    command += ["--context", str(config.context), "--ready-file", str(ready), "--exit-with-parent", str(os.getpid())]
     log = directory / "logs" / "teacher.log"
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ})
