@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,8 +24,10 @@ from control_world import World, write_task
 from whippletree.control.config import PoolConfig
 from whippletree.control.policy import RestartPolicy
 from whippletree.control.process import sandbox_prefix
+from whippletree.loop.processes import free_ports
 from whippletree.sandboxes import probe
-from whippletree.sandboxes.kernel import children_of
+from whippletree.sandboxes.keeper import STATE, Kept
+from whippletree.sandboxes.kernel import descendants
 from whippletree.types import CauseClass, Rollout
 
 ROLLOUTS = 240
@@ -54,17 +55,7 @@ def processes(mark: str) -> list[int]:
     return found
 
 
-def descendants(pid: int) -> set[int]:
-    """Ids of the processes below a process: those of other runs on this machine are none of ours."""
-    children, found, next_ones = children_of(), set[int](), [pid]
-    while next_ones:
-        below = children.get(next_ones.pop(), [])
-        found.update(below)
-        next_ones += below
-    return found
-
-
-def inside(prefix: str) -> list[int]:
+def grouped(prefix: str) -> list[int]:
     """Ids of the processes in control groups of sandboxes whose names begin with `prefix`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cgroup"):
@@ -75,6 +66,20 @@ def inside(prefix: str) -> list[int]:
         if prefix in groups:
             found.append(int(path.parent.name))
     return found
+
+
+def inside(world: World) -> list[int]:
+    """Ids of the keepers of a run's sandboxes, and of all that is below them."""
+    keepers = set(processes("whippletree.sandboxes.launcher"))
+    found: set[int] = set()
+    for name in world.boxes():
+        try:
+            kept = msgspec.json.decode((Path(world.sandbox.root) / name / STATE).read_bytes(), type=Kept)
+        except OSError:
+            continue  # it is being made, or removed
+        if kept.keeper in keepers:  # and not another process that has its number by now
+            found |= {kept.keeper, *descendants(kept.keeper)}
+    return sorted(found)
 
 
 def until(condition: Callable[[], bool], seconds: float) -> None:
@@ -113,8 +118,8 @@ class Supervisor:
         return {
             "gateway": [self.running["gateway"].pid],
             "controller": [self.running["controller"].pid],
-            "host": sorted(set(processes("whippletree.control.pool_host")) & descendants(self.running["controller"].pid)),
-            "sandbox": inside(sandbox_prefix(self.world.directory)),
+            "host": sorted(set(processes("whippletree.control.pool_host")) & set(descendants(self.running["controller"].pid))),
+            "sandbox": inside(self.world),
         }
 
 
@@ -123,9 +128,7 @@ class Supervisor:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_is_killed_nothing_is_lost_and_nothing_is_left(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path, "bubblewrap" if probe().works else "process")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        world.port = free.getsockname()[1]
+    (world.port,) = free_ports(1)
     acknowledged = tmp_path / "acknowledged"
     acknowledged.touch()
     tasks = {reward: write_task(tmp_path / f"task-{reward}", TEST) for reward in (0, 1)}
@@ -233,7 +236,7 @@ def check_nothing_is_left(world: World) -> None:
     """No process, sandbox folder, control group or mount of the run."""
     root = str(world.sandbox.root)
     prefix = sandbox_prefix(world.directory)
-    until(lambda: not inside(prefix) and not processes(str(world.directory)), 30)
+    until(lambda: not grouped(prefix) and not processes(str(world.directory)), 30)
     assert world.boxes() == []
     assert root not in Path("/proc/mounts").read_text()
     assert [path for path in Path("/sys/fs/cgroup").rglob(f"*{prefix}*") if path.is_dir()] == []
