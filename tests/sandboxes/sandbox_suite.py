@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -365,21 +364,6 @@ class Suite:
         assert processes_with(f"sleep\0{mark}") == []
         await box.stop()
         assert left_behind(sandbox_root) == NOTHING
-
-    async def test_what_is_removed_from_outside_has_ended_then(self, make: Make, sandbox_root: Path) -> None:
-        """No wait between the kill, the removal and the look; with cgroups, where they can be had, and without."""
-        mark = f"73{os.getpid()}"
-        for number in range(6):
-            limits = Limits() if number % 2 else Limits(memory_mb=0, processes=0)
-            box = await make(self.kind, sandbox_id=f"gone-{number}", limits=limits)
-            await sh(box, f"for one in $(seq 30); do setsid -f sleep {mark} >/dev/null 2>&1; done")
-            await until(lambda: len(processes_with(f"sleep\0{mark}")) == 30, "its processes")
-            kept = msgspec.json.decode((sandbox_root / f"gone-{number}" / "state.json").read_bytes(), type=Kept)
-            pids = [kept.keeper, kept.pid, *processes_with(f"sleep\0{mark}")]
-            assert all(running(pid) for pid in pids)
-            os.kill(kept.keeper, signal.SIGKILL)
-            assert sandboxes.clean(sandboxes.SandboxConfig(root=str(sandbox_root)), "gone-").removed == (f"gone-{number}",)
-            assert [pid for pid in pids if running(pid)] == []
 
     async def test_clean_leaves_the_living_alone(self, make: Make, sandbox_root: Path) -> None:
         box = await make(self.kind, sandbox_id="alive")

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sandbox_suite import NOTHING, left_behind, processes_with, spec_of, until
+from sandbox_suite import NOTHING, Make, left_behind, processes_with, running, sh, spec_of, until
 
 from whippletree import sandboxes
 from whippletree.configuration import field_docs
 from whippletree.errors import ConfigurationError, SandboxError
+from whippletree.protocols import Limits
 from whippletree.sandboxes import kernel
 from whippletree.sandboxes.keeper import LOCK, STATE, Kept
 from whippletree.sandboxes.leftovers import remove_left
@@ -108,6 +109,23 @@ async def test_a_killed_controller_leaves_nothing(kind: str, sandbox_root: Path)
     await until(lambda: left_behind(sandbox_root) == NOTHING, "the removal of what it left")
     cleaned = await asyncio.to_thread(sandboxes.clean, sandboxes.SandboxConfig(root=str(sandbox_root)), "killed-")
     assert cleaned == sandboxes.Cleaned()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_removed_from_outside_has_ended_then(kind: str, make: Make, sandbox_root: Path) -> None:
+    """No wait between the kill of its keeper, the removal and the look; with cgroups, where they can be had, and without."""
+    mark = f"73{os.getpid()}"
+    for number in range(6):
+        limits = Limits() if number % 2 else Limits(memory_mb=0, processes=0)
+        box = await make(kind, sandbox_id=f"gone-{number}", limits=limits)
+        await sh(box, f"for one in $(seq 30); do setsid -f sleep {mark} >/dev/null 2>&1; done")
+        await until(lambda: len(processes_with(f"sleep\0{mark}")) == 30, "its processes")
+        kept = msgspec.json.decode((sandbox_root / f"gone-{number}" / STATE).read_bytes(), type=Kept)
+        pids = [kept.keeper, kept.pid, *processes_with(f"sleep\0{mark}")]
+        assert all(running(pid) for pid in pids)
+        os.kill(kept.keeper, signal.SIGKILL)
+        assert sandboxes.clean(sandboxes.SandboxConfig(root=str(sandbox_root)), "gone-").removed == (f"gone-{number}",)
+        assert [pid for pid in pids if running(pid)] == []
 
 
 KEEPER = textwrap.dedent(
