@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
+import subprocess
+import sys
 
 from whippletree.identifiers import joined, new_id
 
@@ -14,11 +15,28 @@ def test_ids_have_their_form_and_differ():
     assert all(re.fullmatch(r"c-[0-9a-f]{24}", name) for name in made)
 
 
+FORKED = """
+import os
+from whippletree.identifiers import new_id
+
+new_id("c-")  # it is in use before it is forked
+children = []
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        children = []
+        break
+    children.append(child)
+os.write(1, "".join(f"{new_id('c-')}\\n" for _ in range(50)).encode())
+for child in children:
+    os.waitpid(child, 0)
+"""
+
+
 def test_forked_processes_make_other_ids():
-    context = multiprocessing.get_context("fork")
-    with context.Pool(2) as pool:
-        theirs = pool.map(new_id, ["c-"] * 50, chunksize=25)
-    assert len({*theirs, *(new_id("c-") for _ in range(50))}) == 100
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+    ids = done.stdout.split()
+    assert len(set(ids)) == len(ids) == 3 * 50
 
 
 def test_joined_names_differ_however_their_parts_are_cut():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -106,12 +105,17 @@ def test_without_npm_the_next_step_is_told(tmp_path: Path, monkeypatch: pytest.M
         install(Tool(tmp_path), tmp_path)
 
 
+def installing(directory: Path) -> list[str]:
+    """The command of a process that installs the tool there."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    code += f"import test_installing as t, pathlib; t.install(t.Tool(d := pathlib.Path({str(directory)!r})), d)"
+    return [sys.executable, "-c", code]
+
+
 def test_an_installer_that_was_killed_is_made_up_for(npm, tmp_path: Path) -> None:
     npm(then=f"touch {tmp_path}/started; sleep 1000")
     harness = Tool(tmp_path / "harnesses")
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-    code += f"import test_installing as t, pathlib; t.install(t.Tool(d := pathlib.Path({str(harness.directory)!r})), d)"
-    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    process = subprocess.Popen(installing(harness.directory), start_new_session=True)
     try:
         while not (tmp_path / "started").exists():
             assert process.poll() is None
@@ -125,16 +129,12 @@ def test_an_installer_that_was_killed_is_made_up_for(npm, tmp_path: Path) -> Non
     assert harness.installed()
 
 
-def _install(directory: Path) -> bool:
-    harness = Tool(directory)
-    install(harness, directory)
-    return harness.installed()
-
-
 def test_of_several_processes_one_installs(npm, tmp_path: Path) -> None:
     log = npm(then="sleep 0.3")
-    with multiprocessing.get_context("fork").Pool(3) as pool:
-        assert pool.map(_install, [tmp_path / "harnesses"] * 3) == [True] * 3
+    command = installing(tmp_path / "harnesses")
+    processes = [subprocess.Popen(command) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0] * 3
+    assert Tool(tmp_path / "harnesses").installed()
     assert len(log.read_text().splitlines()) == 1
 
 
