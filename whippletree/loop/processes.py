@@ -52,12 +52,12 @@ def given_url(engine: EngineConfig) -> str:
 def new_services(config: RunConfig, *, model_directory: str, isolation: str, started: float) -> Services:
     """Addresses for a run: free ports, but for an engine that runs already."""
     given = given_url(config.engine)
-    gateway, engine, *workers = free_ports(2 + worker_ports(config))
+    gateway_url, engine_url, workers = _addresses(config)
     return Services(
-        gateway_url=f"http://127.0.0.1:{gateway}",
-        engine_url=given or f"http://127.0.0.1:{engine}",
+        gateway_url=gateway_url,
+        engine_url=given or engine_url,
         engine_is_local=not given,
-        gateway_ports=tuple(workers),
+        gateway_ports=workers,
         model_directory=model_directory,
         isolation=isolation,
         started=started,
@@ -66,18 +66,20 @@ def new_services(config: RunConfig, *, model_directory: str, isolation: str, sta
 
 def moved_services(config: RunConfig, services: Services) -> Services:
     """The same for a run that goes on: the old ports may be taken."""
-    gateway, engine, *workers = free_ports(2 + worker_ports(config))
+    gateway_url, engine_url, workers = _addresses(config)
     return msgspec.structs.replace(
         services,
-        gateway_url=f"http://127.0.0.1:{gateway}",
-        engine_url=f"http://127.0.0.1:{engine}" if services.engine_is_local else services.engine_url,
-        gateway_ports=tuple(workers),
+        gateway_url=gateway_url,
+        engine_url=engine_url if services.engine_is_local else services.engine_url,
+        gateway_ports=workers,
     )
 
 
-def worker_ports(config: RunConfig) -> int:
-    """How many ports gateway workers have of their own: one each, where there are several."""
-    return config.gateway.workers if config.gateway.workers > 1 else 0
+def _addresses(config: RunConfig) -> tuple[str, str, tuple[int, ...]]:
+    """URLs for a gateway and an engine, and a port of its own for each gateway worker, where there are several."""
+    count = config.gateway.workers
+    gateway, engine, *workers = free_ports(2 + (count if count > 1 else 0))
+    return f"http://127.0.0.1:{gateway}", f"http://127.0.0.1:{engine}", tuple(workers)
 
 
 def sampling_children(config: RunConfig, layout: Layout) -> list[ChildSpec]:

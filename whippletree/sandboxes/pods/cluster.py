@@ -14,7 +14,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -22,6 +21,7 @@ from whippletree.errors import ClusterError, ConfigurationError, SandboxError, W
 from whippletree.kubernetes.access import open_access
 from whippletree.kubernetes.client import PODS, POLICIES, Cluster
 from whippletree.kubernetes.objects import Named, Pod
+from whippletree.sandboxes import kernel
 from whippletree.sandboxes.config import SandboxConfig
 from whippletree.sandboxes.pods import manifest as manifests
 
@@ -45,20 +45,11 @@ def connect(config: SandboxConfig) -> Cluster:
 
 def holder() -> str:
     """This process, as no other is called while the machine is up."""
-    return f"{_machine()}/{os.getpid()}/{_started(os.getpid())}"
+    return f"{_machine()}/{os.getpid()}/{kernel.start_time(os.getpid())}"
 
 
 def _machine() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
-
-
-def _started(pid: int) -> str:
-    """When a process started, in ticks since boot; "" for none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
+    return f"{kernel.boot_id()}/{kernel.pid_namespace()}"
 
 
 def lease(seconds: float) -> dict[str, str]:
@@ -72,7 +63,7 @@ def is_held(annotations: Mapping[str, str]) -> bool:
     namespace, _, process = process.partition("/")
     pid, _, started = process.partition("/")
     if f"{machine}/{namespace}" == _machine() and pid.isdigit():
-        return _started(int(pid)) == started
+        return str(kernel.start_time(int(pid))) == started
     try:
         return float(annotations.get(manifests.LEASE, "0")) > time.time()
     except ValueError:
